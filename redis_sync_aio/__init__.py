@@ -12,11 +12,13 @@ from ._recovery.undo import UndoSteps
 from ._transactions.attempts import Attempt
 from ._transactions.guarded import GuardedTransaction
 from ._transactions.options import Committed
+from .barrier import AsyncBarrier
 from .compensation import Compensation
 from .coordinator import Coordinator, CoordinatorStatistics
 from .election import Leader, LeaderElection, Term
 from .errors import (
     AcquireTimeout,
+    BrokenBarrierError,
     CommandRefused,
     Conflict,
     CoordinatorClosed,
@@ -56,6 +58,7 @@ from .transaction import Transaction, WatchRetry, transaction, watch_retry
 __all__ = [
     "Abandoned",
     "AcquireTimeout",
+    "AsyncBarrier",
     "AsyncCountDownLatch",
     "AsyncEvent",
     "AsyncLock",
@@ -67,6 +70,7 @@ __all__ = [
     "AsyncSemaphore",
     "Attempt",
     "Backoff",
+    "BrokenBarrierError",
     "CommandRefused",
     "Committed",
     "Compensation",

@@ -26,6 +26,7 @@ from ._core.attached import Observer, PatternOf
 from ._core.backoff import Backoff
 from ._core.keys import Engine
 from ._leases.hold import OnLost
+from .barrier import AsyncBarrier
 from .lock import AsyncLock
 from .multilock import AsyncMultiLock
 from .parties import AsyncCountDownLatch, AsyncEvent
@@ -383,3 +384,10 @@ class Coordinator:
         Arguments and errors are those of `AsyncCountDownLatch`.
         """
         return AsyncCountDownLatch(self, name, count, lasts=lasts, engine=engine)
+
+    def barrier(self, name: Name, parties: int, *, ttl: Seconds = 10.0, engine: Engine = "auto") -> AsyncBarrier:
+        """Return a barrier: tasks of all processes wait for each other, and pass together.
+
+        Arguments and errors are those of `AsyncBarrier`.
+        """
+        return AsyncBarrier(self, name, parties, ttl=ttl, engine=engine)

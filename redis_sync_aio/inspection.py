@@ -23,7 +23,8 @@ from ._client.cluster import Cluster
 from ._client.settings import Client, encode, response_timeout_of
 from ._client.topology import servers_of
 from ._core.arguments import Name, count, require_bool
-from ._core.keys import Keys, PermitKind, check_slot, checked_prefix, lock_keys, permit_keys
+from ._core.keys import Keys, PermitKind, check_slot, lock_keys, permit_keys
+from ._core.prefixes import checked_prefix
 from ._inspection.patterns import check, compiled, exact, literal
 from ._inspection.problems import TRANSIENT
 from ._inspection.reading import reading_of

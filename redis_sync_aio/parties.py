@@ -7,75 +7,19 @@ permit when the gate opens, and gives it back immediately.
 
 from __future__ import annotations
 
-import secrets
-from typing import Literal, NoReturn
+from typing import Literal
 
 from ._acquire.binding import CoordinatorLike
 from ._acquire.implicit import client_of
-from ._acquire.waits import CLOSED
 from ._client.settings import Client, encode
 from ._core.arguments import Name, Seconds, permits, ttl_ms
-from ._core.keys import Engine, PermitKind, permit_keys
-from ._leases.grant import Grant
-from ._primitives.base import PermitPrimitive
-from ._primitives.options import LeaseOptions
-from ._scripts.constants import HOUR_MS, TEN_YEARS_MS, TOMBSTONE_MS
-from .errors import AcquireTimeout
+from ._core.keys import Engine
+from ._primitives.gate import Gate
+from ._scripts.constants import HOUR_MS, TEN_YEARS_MS
 
 __all__ = ["AsyncCountDownLatch", "AsyncEvent"]
 
-REMEMBERED = 60.0
-"""Seconds for which the server remembers whom it let in: a waiter whose connection was cut asks within that time."""
 A_DAY = 86_400.0
-
-
-class _Pass(Grant):
-    """The permit of a waiter that was let in. It protects nothing, so its end is no loss."""
-
-    reports_loss = False
-
-
-class _Gate(PermitPrimitive):
-    """The permits of an event or a latch: ``whole`` is the count of one that is closed."""
-
-    _weight = 1
-    _grant_type = _Pass
-
-    def __init__(
-        self, client: Client | CoordinatorLike, name: Name, kind: PermitKind, whole: int, engine: Engine
-    ) -> None:
-        self._kind = kind
-        self.whole = whole
-        self._limit = -whole
-        options = LeaseOptions(REMEMBERED, auto_renew=False, max_hold=None, on_lost="event", engine=engine)
-        super().__init__(client, name, lambda wire, prefix: permit_keys(wire, kind, prefix), options)
-
-    async def wait(self, timeout: Seconds | None) -> None:
-        """Wait until it is open."""
-        grant = await self._grant(self._request(None, None, timeout))
-        grant.give_back()
-
-    def _taken(self, request: object, data: str | None) -> NoReturn:
-        raise AcquireTimeout.of_gate(self.name, within=0, closed=CLOSED[self._kind])
-
-    async def count(self) -> int:
-        """Return the count that is missing until it opens; 0: it is open."""
-        limit = (await self._view(0)).limit
-        return max(0, -(limit or -self.whole))
-
-    async def move(self, by: int, lasts_ms: int, identity: bytes | None = None) -> int:
-        """Count it down ``by`` so much, or close it again (0); return the count that is left.
-
-        The server remembers the token of this count, so a copy of the command changes nothing.
-        """
-        hub = self._at_work()
-        token_ms = max(TOMBSTONE_MS, int(hub.retry_for * 2000))
-        token = b"count:" + secrets.token_hex(16).encode()
-        if identity is not None:
-            token, token_ms = b"by:" + identity, lasts_ms
-        words = (token, by, self.whole, lasts_ms, token_ms)
-        reply = await hub.ask(lambda commands, told: commands.count_down(self._keys, words, told), goes_on=True)
-        return int(reply)
 
 
 class AsyncEvent:
@@ -117,7 +61,7 @@ class AsyncEvent:
         engine: Engine = "auto",
     ) -> None:
         self._lasts_ms = TEN_YEARS_MS if lasts is None else ttl_ms(lasts, "lasts")
-        self._gate = _Gate(client, name, "event", 1, engine)
+        self._gate = Gate(client, name, "event", 1, engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> Literal[True]:
         """Wait until it is set, and return True; immediately if it is set already.
@@ -141,14 +85,14 @@ class AsyncEvent:
         Raises Unreachable (it may or may not be set), CommandRefused, CoordinatorClosed, WrongContext as
         `AsyncLock.acquire`. On cancellation it goes on in the background.
         """
-        await self._gate.move(1, self._lasts_ms)
+        await self._gate.count_down(1, self._lasts_ms)
 
     async def clear(self) -> None:
         """Make it unset, so that `wait` waits. Those that waited when it was set go on all the same.
 
         Raises as `set`. On cancellation it goes on in the background.
         """
-        await self._gate.move(0, HOUR_MS)
+        await self._gate.count_down(0, HOUR_MS)
 
     async def is_set(self) -> bool:
         """Return whether it is set, as the server knows.
@@ -210,7 +154,7 @@ class AsyncCountDownLatch:
         engine: Engine = "auto",
     ) -> None:
         self._lasts_ms = ttl_ms(lasts, "lasts")
-        self._gate = _Gate(client, name, "latch", permits(count, "count"), engine)
+        self._gate = Gate(client, name, "latch", permits(count, "count"), engine)
         self._client = client_of(client)
 
     async def wait(self, *, timeout: Seconds | None = None) -> None:
@@ -241,7 +185,7 @@ class AsyncCountDownLatch:
         argument. On cancellation it goes on in the background.
         """
         name = None if identity is None else encode(self._client, identity, "identity")
-        return await self._gate.move(permits(n, "n"), self._lasts_ms, name)
+        return await self._gate.count_down(permits(n, "n"), self._lasts_ms, name)
 
     async def count(self) -> int:
         """Return the count that is left, as the server knows.

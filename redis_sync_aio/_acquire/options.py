@@ -13,7 +13,7 @@ from .._core.arguments import Seconds, count, one_of, positive_seconds, require_
 from .._core.attached import Attached, Observer, PatternOf
 from .._core.backoff import Backoff
 from .._core.display import shown
-from .._core.keys import checked_prefix
+from .._core.prefixes import checked_prefix
 
 MOST_POLL_CAP = 300.0
 """Seconds. The queue of waiters lives for twice as long after the latest look."""

@@ -16,7 +16,7 @@ from .._scripts.constants import WRITER_WEIGHT
 from .acquisition import Acquisition
 from .resource import Resource
 
-Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read", "write", "event", "latch"]
+Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read", "write", "event", "latch", "barrier"]
 
 G = TypeVar("G", bound="Grant | None")
 PACKAGE = __name__.partition(".")[0]

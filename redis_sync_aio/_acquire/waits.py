@@ -36,7 +36,11 @@ EVERY = 2.5
 SILENCE = 60.0
 """Seconds between two log lines about one name."""
 LISTED = 5
-CLOSED = {"event": "nobody has set it", "latch": "it was not counted down to 0"}
+CLOSED = {
+    "event": "nobody has set it",
+    "latch": "it was not counted down to 0",
+    "barrier": "not all of its parties have come",
+}
 """By the kind of keys: why what lets in everybody lets in nobody."""
 
 

@@ -21,7 +21,7 @@ class Event:
 
     Attributes:
         kind: "lock", "semaphore", "read", "write", "reentrant", "multi", "redlock", "robust", "election",
-            "event" or "latch"; for an event about a whole coordinator "".
+            "event", "latch" or "barrier"; for an event about a whole coordinator "".
         name: what is locked, as text; those of a multi-lock are joined by ", ". "" for an event about a coordinator.
         pattern: what names of this sort have in common, for metrics: the template of `synchronized`, or what
             ``pattern_of`` says, or the part before the first ":" and ":*", or the name if it has no ":".

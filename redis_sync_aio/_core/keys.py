@@ -7,7 +7,7 @@
     {NAME}:record   hash      of a robust lock: whose work it is, and how far it has come
     {NAME}:gate     string    the highest fence that a gate has accepted
     {NAME}:sem…     zset      permits of a semaphore: token -> until when (us, server time)
-    {NAME}:rw…      zset      the same of a read/write lock; :event…, :latch… of those
+    {NAME}:rw…      zset      the same of a read/write lock; :event…, :latch…, :barrier…
       …:state       hash      limit, sum of the weights, last fence, until when the keys last, whether a process shares;
                               weight and fence of each permit
       …:queue, …:polls        as above
@@ -29,10 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias, cast
 
-from .display import shown
-
 MAX_NAME_BYTES = 8192
-MAX_PREFIX_CHARACTERS = 64
 INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
@@ -48,8 +45,8 @@ LABEL_MARK = b"@"
 """The end of a label: a token is "label@host:pid:inbox:number", or has no label."""
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
-Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
-PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch"]
+Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "barrier", "gate"]
+PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch", "barrier"]
 
 
 class Endpoint(NamedTuple):
@@ -239,6 +236,13 @@ class UpgradeKeys(PermitKeys):
     family: ClassVar[Family] = "upgrade"
 
 
+class BarrierKeys(PermitKeys):
+    """The keys of a barrier."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "barrier"
+
+
 def hash_tag(key: bytes) -> bytes:
     """Return the part of ``key`` that Redis Cluster hashes (the specification's rule)."""
     start = key.find(b"{")
@@ -247,25 +251,6 @@ def hash_tag(key: bytes) -> bytes:
         if end > start + 1:
             return key[start + 1 : end]
     return key
-
-
-_PREFIX = re.compile(r"(?:[A-Za-z0-9_.:/-]*:)?")
-
-
-def checked_prefix(prefix: object) -> bytes:
-    """Return the prefix of keys and inboxes that a user gave; raise TypeError or ValueError if it cannot be one.
-
-    It ends with a colon, so that `app1:` is not the beginning of `app10:`; it has no braces, so that names have the
-    hash slots that they have without it; and none of its characters means anything in a pattern.
-    """
-    if not isinstance(prefix, str):
-        raise TypeError(f"prefix must be a str, not {shown(prefix)}")
-    if len(prefix) > MAX_PREFIX_CHARACTERS or not _PREFIX.fullmatch(prefix):
-        raise ValueError(
-            f"prefix must consist of at most {MAX_PREFIX_CHARACTERS} letters of ASCII, digits, '_', '.', '/', '-' and "
-            f"':', and end with ':', as in 'app1:'; not {shown(prefix)}"
-        )
-    return prefix.encode()
 
 
 def qualified(name: bytes, prefix: bytes) -> bytes:
@@ -328,7 +313,8 @@ def gate_keys(name: bytes, prefix: bytes = b"") -> GateKeys:
 def permit_keys(name: bytes, kind: PermitKind, prefix: bytes = b"") -> PermitKeys:
     """Return the keys of the semaphore ("sem"), read/write lock ("rw") … called ``name``; raises as `lock_keys`."""
     stem = _stem(qualified(name, prefix)) + b":" + kind.encode()
-    return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
+    made = BarrierKeys if kind == "barrier" else PermitKeys
+    return made(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
 
 
 def upgrade_keys(keys: PermitKeys) -> UpgradeKeys:
@@ -355,9 +341,9 @@ def mark_key(keys: Keys) -> bytes:
 
 
 _LEFT_BEHIND = re.compile(
-    rb"(.+?):(?:(sem|rw|event|latch)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL
+    rb"(.+?):(?:(sem|rw|event|latch|barrier)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL
 )
-KEY_ENDINGS = b"[}:]:[eflpqrs]*"
+KEY_ENDINGS = b"[}:]:[beflpqrs]*"
 """A pattern of SCAN for the ends of all keys but NAME."""
 
 

@@ -47,11 +47,13 @@ class Commands:
             "permits": Scripts("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
             "upgrade": Scripts("permits/upgrade", "permits/downgrade", "permits/renew", "permits/inspect"),
         }
+        self._scripts["barrier"] = Scripts("barrier/join", "permits/release", "permits/renew", "permits/inspect")
         self._attach: dict[Family, Script] = {"lock": load("lock/attach"), "permits": load("permits/attach")}
         self._all = load("lock/acquire_all")
         self._force = load("lock/force_release")
         self._resize = load("permits/resize")
         self._count_down = load("permits/count_down")
+        self._break = load("barrier/break")
         self._adopt = load("robust/adopt")
         self._record = load("robust/record")
         self._gate = load("fence_gate/accept")
@@ -183,6 +185,10 @@ class Commands:
     def count_down(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
         """Count a gate down, or close it; ``words`` as in permits/count_down.lua."""
         return self._send(self._count_down, keys, words, delivery)
+
+    def break_barrier(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+        """Break a barrier, or reset it; ``words`` as in barrier/break.lua."""
+        return self._send(self._break, keys, words, delivery)
 
 
 Send: TypeAlias = Callable[[Commands, Delivery], Call]

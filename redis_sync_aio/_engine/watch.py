@@ -51,6 +51,8 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "permits/renew": permits.renew,
     "permits/resize": permits.resize,
     "permits/count_down": permits.count_down,
+    "barrier/join": permits.join,
+    "barrier/break": permits.break_barrier,
     "permits/attach": permits.attach,
     "permits/inspect": permits.inspect,
     "permits/upgrade": permits.upgrade,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from .._client.resp import Reply, Words
 from .._scripts.constants import HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
 from .._transport.dialogues import Dialogue
+from . import barrier_rules as barriers
 from . import gate_rules as gates
 from . import permit_rules as rules
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
@@ -262,18 +263,20 @@ def _about(
     rule: Callable[[PermitSnapshot], rules.PermitDecision],
     waits: bool = False,
     attempt: bytes = b"",
+    window: int | None = None,
 ) -> Decide:
     """Decide for ``token``, by that ``attempt`` if it upgrades.
 
+    ``window``: how many tickets it looks at in any case.
     ``waits``: a request whose ticket is queued goes on waiting if nothing can be written.
     """
     packed = False  # over all steps of this decision
 
     def decide(mute: bool, full: bool) -> Dialogue:
         nonlocal packed
-        window = WINDOW
+        seen = window or WINDOW
         while True:
-            view = yield from _read(keys, token, attempt, own, window, mute)
+            view = yield from _read(keys, token, attempt, own, seen, mute)
             before = view.before
             packed |= before.used >= before.limit > 0
             view = replace(view, before=replace(before, packed=packed))
@@ -287,7 +290,7 @@ def _about(
                 decision = rule(view.before)
             if not view.line.ended(view.before, decision.after):
                 break
-            window *= 8
+            seen *= 8
         return WritePlan(decision.reply, view.writes(decision.after), decision.messages, without)
 
     return decide
@@ -330,6 +333,20 @@ def count_down(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/count_down.lua does."""
     token, numbers = blob(words[0]), tuple(map(int, words[1:]))
     return _about(keys, token, b"", lambda it: gates.count_down(it, token, *numbers))
+
+
+def join(keys: WireKeys, words: Words) -> Decide:
+    """Decide as barrier/join.lua does."""
+    token, own = blob(words[0]), blob(words[2])
+    keep, poll, parties, ttl = int(words[1]), int(words[3]), -int(words[5]), int(words[6])
+    rule = lambda it: barriers.join(it, token, keep, own, poll, parties, ttl, len(words) > 7)  # noqa: E731
+    return _about(keys, token, own, rule, waits=True, window=parties + 1)
+
+
+def break_barrier(keys: WireKeys, words: Words) -> Decide:
+    """Decide as barrier/break.lua does."""
+    token, parties, broken, token_ms = blob(words[0]), int(words[1]), int(words[2]), int(words[3])
+    return _about(keys, token, b"", lambda it: barriers.break_(it, token, parties, broken > 0, token_ms), window=1001)
 
 
 def upgrade(keys: WireKeys, words: Words) -> Decide:

@@ -24,7 +24,13 @@ TOMBSTONES = 16
 """Number of permits that are read beyond those shown: undone requests may be among them."""
 
 
-KINDS: dict[PermitKind, Kind] = {"sem": "semaphore", "rw": "read_write", "event": "event", "latch": "latch"}
+KINDS: dict[PermitKind, Kind] = {
+    "sem": "semaphore",
+    "rw": "read_write",
+    "event": "event",
+    "latch": "latch",
+    "barrier": "barrier",
+}
 
 
 class Reading(Protocol):
@@ -243,7 +249,7 @@ class LockReading(_Reading):
 
 
 class PermitReading(_Reading):
-    """A semaphore, a read/write lock, an event or a latch, as its keys tell."""
+    """A semaphore, or something else that consists of permits, as its keys tell."""
 
     _queue_at = 2
 
@@ -251,7 +257,7 @@ class PermitReading(_Reading):
         super().__init__(keys, shown)
         self._permits, self._state = keys.all[:2]
         self.kind = KINDS[keys.kind]
-        self._gate = self.kind in ("event", "latch")
+        self._gate = self.kind in ("event", "latch", "barrier")
         self._limit = self._used = 0
         self._all_shown = True
         self._live: list[tuple[bytes, float]] = []  # the first ones, and until when

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write", "event", "latch"]
+Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write", "event", "latch", "barrier"]
 """The kind of a name, as its keys on the server show."""
 
 Access: TypeAlias = Literal["read", "write"]
@@ -103,18 +103,18 @@ class WaiterView:
 
 @dataclass(frozen=True, slots=True)
 class NameView:
-    """A lock, a semaphore, a read/write lock, an event or a latch, as the server knows it.
+    """A lock, a semaphore, a read/write lock, an event, a latch or a barrier, as the server knows it.
 
     Attributes:
         name: its name.
-        kind: "lock", "robust" (a lock with a record of its work), "semaphore", "read_write", "event" or "latch". A
-            reentrant lock, and each name of a multi-lock, is a "lock".
+        kind: "lock", "robust" (a lock with a record of its work), "semaphore", "read_write", "event", "latch" or
+            "barrier". A reentrant lock, and each name of a multi-lock, is a "lock".
         server: the address of the server, or the shard, that has it.
         holders: the holders, those whose lease ends first at the front; as many as were asked for.
         waiters: the requests in the queue, in order; as many as were asked for.
         held: how many permits are held; 1 for a lock that is held. Of a read/write lock the number of holders.
         waiting: how many requests are in the queue.
-        limit: how many permits there are; 1 for a lock. None: of a read/write lock, an event or a latch, or not known.
+        limit: how many permits there are; 1 for a lock. None: of anything else but a semaphore, or not known.
         available: how many permits are free; None where ``limit`` is. Waiters come first.
         fence: the last fence that is remembered, None if there is none.
         problems: what looks wrong.

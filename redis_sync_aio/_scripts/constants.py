@@ -36,6 +36,7 @@ class Outcome(IntEnum):
     DEADLOCK = 7
     GONE = 8
     QUEUE_FULL = 9
+    BROKEN = 10
 
 
 class Released(IntEnum):
@@ -82,6 +83,8 @@ QUEUE_TTL_MS = 600_000
 """Lifetime of a queue after a ticket in it was last renewed."""
 HOUR_MS = 3_600_000
 """Least lifetime of fences and limits."""
+DAY_MS = 86_400_000
+"""Least lifetime of the state of a barrier after it was broken or reset."""
 WEEK_MS = 604_800_000
 """The time for which the record of a robust lock is kept beyond its fence."""
 TEN_YEARS_MS = 315_360_000_000

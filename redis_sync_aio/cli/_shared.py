@@ -12,7 +12,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from .._client.address import Address, BadAddress, parse_address
-from .._core.keys import checked_prefix
+from .._core.prefixes import checked_prefix
 from ._failures import USAGE, Failure
 from ._output import Output, keep_secret
 

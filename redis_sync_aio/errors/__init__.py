@@ -16,6 +16,7 @@ from ._jobs import FingerprintMismatch, RunInterrupted
 from ._leases import AcquireTimeout, LimitMismatch, NotHeld, QueueFull, StaleFence, WouldDeadlock
 from ._loss import LeaseLost, LossReason
 from ._misuse import TransactionMisuse
+from ._parties import BrokenBarrierError
 from ._recovery import StaleWriter, UndoFailed, UnknownStep
 from ._servers import (
     CommandRefused,
@@ -30,10 +31,11 @@ from ._servers import (
 from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied
 
 __all__ = [
-    "AcquireTimeout", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch", "LeaseLost",
-    "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied", "PermissionDenied",
-    "PushUnavailable", "QueueFull", "RunInterrupted", "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse",
-    "UndoFailed", "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext", "WrongKeyType", "copy_error",
+    "AcquireTimeout", "BrokenBarrierError", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch",
+    "LeaseLost", "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied",
+    "PermissionDenied", "PushUnavailable", "QueueFull", "RunInterrupted", "StaleFence", "StaleWriter", "SyncError",
+    "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext", "WrongKeyType",
+    "copy_error",
 ]  # fmt: skip
 
 # Tracebacks and pickles name the place where users find the classes.

@@ -102,7 +102,7 @@ class AcquireTimeout(SyncError, TimeoutError):
 
     @staticmethod
     def of_gate(name: str, *, within: float | None, closed: str, answered: bool = True) -> AcquireTimeout:
-        """Return the error for an event or a latch that did not open in time; ``closed`` says why it is not open."""
+        """Return the error for an event, a latch or a barrier that did not open in time; ``closed`` says why."""
         why = f"{closed}; wait longer, or look for the process that should do it" if answered else _no_answer(name)
         return AcquireTimeout(f"{name!r} did not open{_within(within)}: {why}", name=name, answered=answered)
 
@@ -238,6 +238,14 @@ class LimitMismatch(SyncError, ValueError):
         self.name = name
         self.expected = expected
         self.found = found
+
+    @staticmethod
+    def of_parties(*, name: str, expected: int, found: int) -> LimitMismatch:
+        """Return the error for a barrier at which others wait for another number of parties."""
+        error = LimitMismatch(name=name, expected=expected, found=found)
+        why = f"{name!r}: others wait for {found} parties, and this one for {expected}: give the same number everywhere"
+        error.args = (why,)
+        return error
 
 
 class WouldDeadlock(SyncError, RuntimeError):

@@ -92,6 +92,8 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "permits/renew": (SEM, "permits/renew", (b"a", TTL, 1)),
     "permits/resize": (SEM, "permits/resize", (3,)),
     "permits/count_down": (SEM, "permits/count_down", (b"b", 1, 1, TTL, TTL)),
+    "barrier/join": (SEM, "barrier/join", (b"b", TTL, ticket(SEM, b"b"), 0, 1, -2, TTL, 1)),
+    "barrier/break": (SEM, "barrier/break", (b"b", 2, 1, TTL)),
     "permits/attach": (SEM, "permits/attach", (b"b", TTL, b"a")),
     "permits/inspect": (SEM, "permits/inspect", (10,)),
     "permits/upgrade": (RW, "permits/upgrade", (b"a", TTL, ticket(SEM, b"a"), 0, b"rsa:x|1")),

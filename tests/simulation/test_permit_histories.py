@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from redis_sync_aio._engine import barrier_rules as barriers
 from redis_sync_aio._engine import gate_rules as gates
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
@@ -57,6 +58,7 @@ from ..support.script_mutants import Mutant
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
 SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "attach", "count_down"))
+BARRIERS = ("barrier/join", "barrier/break")
 UPGRADES = ("permits/upgrade", "permits/downgrade")
 MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 
@@ -419,6 +421,57 @@ class Gates(History):
         self.both(lambda it: gates.count_down(it, *words, *times), "permits/count_down", *words, *times)
 
 
+class Barriers(History):
+    """Parties that wait for each other: some live, some die, some come again."""
+
+    commands: ClassVar[Mapping[str, int]] = {**COMMANDS, "look_again": 8, "renew": 0}
+    kinds = ("pushed", "pushed", "polling", "dead", "impatient")
+    weights = (1,)
+    limits = (-3, -3, -3, -3, -2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined: set[int] = set()
+
+    def ask(self, actor: Actor, mute: bool = False) -> None:
+        """Join, or ask again."""
+        new, parties = actor.number not in self.joined, abs(actor.limit) or 3
+        self.joined.add(actor.number)
+        words = (actor.token, 60_000, actor.ticket, actor.poll_ms)
+        ends: tuple[int, ...] = (1,) if new else ()
+        rule: Rule = lambda it: barriers.join(it, *words, parties, actor.ttl_ms, new)  # noqa: E731
+        self.asks_from = frozenset({actor.listens} if actor.listens else ())
+        self.both(rule, "barrier/join", *words, 1, -parties, actor.ttl_ms, *ends, mute=mute)
+        self.asks_from = frozenset()
+
+    def resize(self, data: st.DataObject) -> None:
+        """In its place: break it, or reset it; also twice for the same token."""
+        words = (b"c%d" % data.draw(st.integers(1, 9)), 3, data.draw(st.sampled_from([0, 0, 1])), 60_000)
+        rule: Rule = lambda it: barriers.break_(it, words[0], words[1], words[2] > 0, words[3])  # noqa: E731
+        self.both(rule, "barrier/break", *words)
+
+    def check_promises(self, before: PermitSnapshot, decision: PermitDecision, mute: bool) -> None:
+        after, reply = decision.after, decision.reply
+        let_in = {token: it for token, it in after.permits.items() if it.weight and token not in before.permits}
+        assert sum(it.weight for it in after.permits.values()) == after.used
+        assert not (after.queue and after.limit > 0), "nobody waits at a broken barrier"
+        if let_in:
+            parties = -after.limit
+            assert sorted(it.fence % parties for it in let_in.values()) == list(range(parties)), "all, or none"
+            assert isinstance(reply, int)
+            assert not after.queue
+            inboxes = {member.split(b"|")[0] for member in before.queue if self.lives(before, member)} | self.asks_from
+            silent = [one for one in before.queue if not self.lives(before, one) and one.split(b"|")[0] not in inboxes]
+            assert not silent, "a party that had died was counted"
+            self.fence = max(it.fence for it in let_in.values())
+
+    asks_from: frozenset[bytes] = frozenset()
+    """The inbox that asks: all its parties live."""
+
+    def lives(self, snapshot: PermitSnapshot, member: bytes) -> bool:
+        return snapshot.polls.get(member, 0) * 1000 > self.now
+
+
 class ByWatch(History):
     """The same with WATCH, MULTI and EXEC. The queue is looked at two by two, and what is over goes one at a time."""
 
@@ -432,6 +485,10 @@ class GatesByWatch(ByWatch, Gates):
     """And for gates."""
 
 
+class BarriersByWatch(ByWatch, Barriers):
+    """And for barriers."""
+
+
 class AttachingByWatch(ByWatch, Attaching):
     """And while permits change hands."""
 
@@ -443,7 +500,7 @@ class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
     with private_server() as client:
-        History.scripts = {name: client.script_load(clocked(load(name))) for name in SCRIPTS + UPGRADES}
+        History.scripts = {name: client.script_load(clocked(load(name))) for name in SCRIPTS + UPGRADES + BARRIERS}
         yield
 
 
@@ -459,6 +516,8 @@ def _private() -> Iterator[None]:
         ReadersAndWritersByWatch,
         AttachingByWatch,
         GatesByWatch,
+        Barriers,
+        BarriersByWatch,
     ],
 )
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,6 +535,11 @@ BUGS = {
     "a living poller is dropped": ("then return RESERVED, tonumber(alive) - now / 1000 end", "then end"),
     "an open gate passes over those that poll": ("if lives then hold(", "if false then hold("),
     "an open gate passes over those that are cut off": ("if limit == OPEN_LIMIT then heard = 1 end", ""),
+    "a party of the barrier that has died is counted": ("if rest <= 0 then alive = false end", ""),
+    "a party of the barrier is let in alone": (
+        "if alive and #waiting + (present and 0 or 1) >= parties then",
+        "if alive then",
+    ),
     "a count that is repeated counts again": ("if not permit(ARGV[1]) then\n  count", "do\n  count"),
     "the short way to the end of the queue, with room": ("local full = used >= limit and", "local full ="),
     "the short way from hand to hand, with the last fence": ("'used', limit, 'fence', its_fence", "'used', limit"),
@@ -489,14 +553,13 @@ BUGS = {
 @pytest.mark.parametrize("name", BUGS)
 @pytest.mark.ci
 def test_the_comparison_notices_a_bug_in_the_scripts(name: str) -> None:
-    bug, machine = (
-        BUGS[name],
-        Crowded if "short way" in name else Gates if "open gate" in name or "count" in name else History,
-    )
+    bug = BUGS[name]
+    machines = {"short way": Crowded, "barrier": Barriers, "open gate": Gates, "a count": Gates}
+    machine = next((one for words, one in machines.items() if words in name), History)
     mutant = Mutant(*bug)
-    assert any(map(mutant.stands_in, SCRIPTS)), "the scripts changed: adapt the mutant"
+    assert any(map(mutant.stands_in, SCRIPTS + BARRIERS)), "the scripts changed: adapt the mutant"
     with pytest.MonkeyPatch.context() as patch:
-        wrong = {name: History.client.script_load(clocked(mutant.load(name))) for name in SCRIPTS}
+        wrong = {name: History.client.script_load(clocked(mutant.load(name))) for name in SCRIPTS + BARRIERS}
         patch.setattr(History, "scripts", wrong)
         with pytest.raises(AssertionError):
             run_state_machine_as_test(machine, settings=PROFILE)

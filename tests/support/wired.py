@@ -26,10 +26,10 @@ from .proxy import (
 )
 from .resp import Predicate
 
-COUNT_DOWN = load("permits/count_down")
+COUNT_DOWN, JOIN, BREAK = load("permits/count_down"), load("barrier/join"), load("barrier/break")
 KNOWN = (
     *(kind.script(part) for kind in KINDS for part in PARTS),
-    *(load("lock/force_release"), load("permits/resize"), COUNT_DOWN),
+    *(load("lock/force_release"), load("permits/resize"), COUNT_DOWN, JOIN, BREAK),
 )
 """Every script, but those that the compatible lock has to itself."""
 

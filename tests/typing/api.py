@@ -14,6 +14,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from redis_sync_aio import (
     Abandoned,
+    AsyncBarrier,
     AsyncCountDownLatch,
     AsyncEvent,
     AsyncLock,
@@ -196,6 +197,16 @@ async def parties(sync: Coordinator, redis: Redis) -> None:
     assert_type(await latch.count_down(2, identity=b"part"), int)
     assert_type(await latch.count(), int)
     await latch.wait(timeout=timedelta(minutes=1))
+    barrier = AsyncBarrier(sync, "name", 3, ttl=timedelta(seconds=5), engine="lua")
+    assert_type(sync.barrier("name", parties=3), AsyncBarrier)
+    async with barrier as rank:
+        assert_type(rank, int)
+    assert_type(await barrier.wait(timeout=5), int)
+    assert_type(await barrier.n_waiting(), int)
+    assert_type(await barrier.broken(), bool)
+    assert_type(barrier.parties, int)
+    await barrier.abort()
+    await barrier.reset()
 
 
 async def coordinators(redis: Redis) -> None:

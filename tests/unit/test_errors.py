@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 from redis_sync_aio import errors
 from redis_sync_aio.errors import (
     AcquireTimeout,
+    BrokenBarrierError,
     CommandRefused,
     Conflict,
     CoordinatorClosed,
@@ -42,6 +43,8 @@ ERRORS = [
     LATE,
     LeaseLost(name="x", reason="taken", fence=7, held_for=1.5, given_back=("y",), servers=(1, 3, 2)),
     LimitMismatch(name="x", expected=2, found=3),
+    BrokenBarrierError(name="x", broken=True),
+    BrokenBarrierError(name="x", broken=False),
     QueueFull(name="x", waiting=1, max_waiting=1, remaining=1.5),
     StaleFence(name="x", fence=1, highest=2),
     UnknownStep(name="x", steps=("a", "b"), known=()),
@@ -59,6 +62,7 @@ ERRORS = [
 ]
 
 ABOUT_A_LOCK = [
+    LimitMismatch.of_parties(name="x", expected=2, found=3),
     WouldDeadlock.own_body("x", fence=7, use="go on"),
     WouldDeadlock.other_side("x", identity="me", writes=True),
     WouldDeadlock.upgraded_already("x"),

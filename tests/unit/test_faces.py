@@ -7,6 +7,7 @@ import inspect
 import pytest
 
 from redis_sync_aio import (
+    AsyncBarrier,
     AsyncCountDownLatch,
     AsyncEvent,
     AsyncLock,
@@ -41,7 +42,7 @@ def test_a_coordinator_shows_what_users_need() -> None:
     assert public(Coordinator) == {
         *("from_url", "client", "close", "why_closed"),
         *("connection_error", "connections", "statistics"),
-        *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch"),
+        *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch", "barrier"),
     }
 
 
@@ -55,6 +56,7 @@ def test_a_coordinator_shows_what_users_need() -> None:
         ("multi_lock", AsyncMultiLock),
         ("event", AsyncEvent),
         ("latch", AsyncCountDownLatch),
+        ("barrier", AsyncBarrier),
     ],
 )
 def test_a_coordinator_makes_each_primitive_with_all_its_options(method: str, kind: type) -> None:
@@ -117,6 +119,8 @@ async def test_a_term_shows_its_number_too(sync: Coordinator) -> None:
 
 def test_what_processes_wait_for_together_shows_no_more_than_asyncio_does(sync: Coordinator) -> None:
     assert public(AsyncEvent(sync, "faces")) == {"clear", "is_set", "name", "set", "wait"}
+    barrier = {"abort", "broken", "n_waiting", "name", "parties", "reset", "wait"}
+    assert public(AsyncBarrier(sync, "faces", 2)) == barrier
     assert public(AsyncCountDownLatch(sync, "faces", 2)) == {"count", "count_down", "name", "wait"}
 
 

@@ -8,7 +8,15 @@ from typing import Any
 
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 
-KINDS = {"lock": "lock", "robust": "robust", "semaphore": "sem", "read_write": "rw", "event": "event", "latch": "latch"}
+KINDS = {
+    "lock": "lock",
+    "robust": "robust",
+    "semaphore": "sem",
+    "read_write": "rw",
+    "event": "event",
+    "latch": "latch",
+    "barrier": "barrier",
+}
 
 
 def plain(text: str) -> str:

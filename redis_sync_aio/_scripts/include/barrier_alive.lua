@@ -1,0 +1,14 @@
+-- Keep the parties of this process alive. Sets `alive`: whether all others are, too; `lives_ms`:
+-- how long a party lives that does not ask again; `look`: in how many ms this one is to ask again.
+local time, lives_ms = math.floor(now / 1000), math.max(ARGV[7] + 0, ARGV[4] + 0)
+local alive, look = true, math.max(1, math.floor(lives_ms / 3))
+local inbox = string.match(ticket, '^([^|]+)|')
+for _, member in ipairs(waiting) do
+  if member == ticket or inbox and string.sub(member, 1, #inbox + 1) == inbox .. '|' then
+    redis.call('ZADD', POLLS, time + lives_ms, member)
+  else
+    local rest = (redis.call('ZSCORE', POLLS, member) or 0) - time
+    if rest <= 0 then alive = false end
+    look = math.max(1, math.min(look, rest))
+  end
+end

@@ -1,0 +1,24 @@
+"""Errors of processes that wait for each other."""
+
+from __future__ import annotations
+
+from asyncio import BrokenBarrierError as AsyncioError
+
+from ._base import SyncError
+
+
+class BrokenBarrierError(SyncError, AsyncioError):
+    """A barrier is broken, or was reset while this party waited: the others do not come. `AsyncBarrier` says why.
+
+    ``name`` is the barrier's.
+    """
+
+    def __init__(self, *, name: str, broken: bool) -> None:
+        """Word the message; ``broken``: until a reset."""
+        if broken:
+            why = "is broken: it was aborted, or a party died or was cut off for longer than its ttl. When all parties "
+            why += "can begin again, call reset()"
+        else:
+            why = "was reset while this party waited, or the server has lost it. Call wait() again if all parties do"
+        super().__init__(f"the barrier {name!r} {why}")
+        self.name = name

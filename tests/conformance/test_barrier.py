@@ -1,0 +1,304 @@
+"""AsyncBarrier: all parties pass together, or none; a party that dies breaks it for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AcquireTimeout, AsyncBarrier, BrokenBarrierError, Coordinator, LimitMismatch, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.inspection import inspect
+from redis_sync_aio.testing import assert_idle
+
+from ..support.body import FAST
+from ..support.inside import now
+from ..support.sweep import Outcome, sweep
+from ..support.timed import assert_within
+
+NAME = "start"
+PATIENCE = 60
+"""Seconds after which a test that hangs ends."""
+
+
+@pytest.fixture(params=["link", "polling", "cluster"])
+def way(request: pytest.FixtureRequest) -> str:
+    """What may differ is how a party is woken."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["auto", "watch"])
+def engine(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def barrier(sync: Coordinator, engine: Any) -> AsyncBarrier:
+    return sync.barrier(NAME, 3, engine=engine)
+
+
+@pytest.fixture
+def far(other: Coordinator) -> AsyncBarrier:
+    """The same barrier in another process."""
+    return AsyncBarrier(other, NAME, 3)
+
+
+def joined(barrier: AsyncBarrier, number: int) -> Callable[[], Awaitable[bool]]:
+    async def enough() -> bool:
+        return await barrier.n_waiting() == number
+
+    return enough
+
+
+async def waiting(barrier: AsyncBarrier, *waits: Coroutine[Any, Any, int], behind: int = 0) -> list[asyncio.Task[int]]:
+    """Start the waits, and return once all of them have joined, ``behind`` so many others."""
+    tasks = [asyncio.create_task(one) for one in waits]
+    await wait_until(joined(barrier, behind + len(tasks)), FAST, timeout=PATIENCE)
+    return tasks
+
+
+async def broken(*tasks: asyncio.Task[int]) -> list[str]:
+    """Return what the tasks, all of which find the barrier broken, say of it."""
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(type(end) is BrokenBarrierError for end in ends), ends
+    return [str(end) for end in ends]
+
+
+async def test_all_pass_together_again_and_again(barrier: AsyncBarrier, far: AsyncBarrier, redis: Redis) -> None:
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(3):
+            tasks = await waiting(far, far.wait(), barrier.wait())
+            assert {view.kind: view.waiting for view in await inspect(redis, NAME)} == {"barrier": 2}
+            last = await barrier.wait()
+            assert last == 2
+            assert sorted(await asyncio.gather(*tasks)) == [0, 1]
+            assert (await far.n_waiting(), await far.broken(), far.parties) == (0, False, 3)
+            await assert_idle(redis)
+
+
+async def test_tasks_go_round_without_waiting_for_each_other_in_between(
+    barrier: AsyncBarrier, far: AsyncBarrier
+) -> None:
+    """Nobody is a round ahead: a party passes its n-th time when all have come so often."""
+    rounds = [0, 0, 0]
+
+    async def go(number: int, one: AsyncBarrier) -> list[int]:
+        ranks = []
+        for turn in range(1, 6):
+            rounds[number] = turn
+            ranks.append(await one.wait())
+            assert min(rounds) >= turn
+        return ranks
+
+    async with asyncio.timeout(PATIENCE):
+        found = await asyncio.gather(go(0, barrier), go(1, far), go(2, barrier))
+    assert all(sorted(ranks) == [0, 1, 2] for ranks in zip(*found, strict=True))
+
+
+async def test_as_a_context_it_yields_the_rank(sync: Coordinator, engine: Any) -> None:
+    alone = AsyncBarrier(sync, NAME, 1, engine=engine)
+    async with alone as rank:
+        assert rank == 0
+    assert await alone.wait(timeout=0) == 0
+
+
+async def test_a_party_whose_time_is_up_leaves(barrier: AsyncBarrier, far: AsyncBarrier, redis: Redis) -> None:
+    with pytest.raises(AcquireTimeout, match="'start' did not open immediately: not all of its parties have come"):
+        await barrier.wait(timeout=0)
+    with pytest.raises(AcquireTimeout, match=r"within 0\.05 seconds: not all of its parties have come"):
+        await barrier.wait(timeout=0.05)
+    await wait_until(joined(far, 0), FAST, timeout=PATIENCE)
+    assert not await far.broken()
+    async with asyncio.timeout(PATIENCE):
+        tasks = await waiting(far, barrier.wait(), far.wait())
+        assert await far.wait(timeout=0) == 2
+        await asyncio.gather(*tasks)
+    await assert_idle(redis)
+
+
+async def test_a_party_that_is_cancelled_leaves_nothing(barrier: AsyncBarrier, far: AsyncBarrier, redis: Redis) -> None:
+    """P5: whether it was counted or not, the others need as many as before."""
+
+    async def wait() -> None:
+        others = [asyncio.create_task(far.wait()) for _ in range(2)]
+        try:
+            await barrier.wait()
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.shield(asyncio.wait(others))
+
+    async def check(outcome: Outcome[None]) -> None:
+        await wait_until(joined(far, 0), FAST, timeout=PATIENCE)
+        assert not await far.broken()
+        await assert_idle(redis)
+
+    assert len((await sweep(wait, check)).outcomes) > 3
+
+
+async def test_abort_breaks_it_until_it_is_reset(barrier: AsyncBarrier, far: AsyncBarrier) -> None:
+    async with asyncio.timeout(PATIENCE):
+        tasks = await waiting(far, far.wait(), barrier.wait())
+        await barrier.abort()
+        for said in await broken(*tasks):
+            assert "'start' is broken: it was aborted, or a party died" in said
+        assert await far.broken()
+        for one in (far, barrier):
+            with pytest.raises(BrokenBarrierError, match=r"call reset\(\)"):
+                await one.wait()
+        await far.reset()
+        assert not await barrier.broken()
+        tasks = await waiting(far, far.wait(), barrier.wait())
+        assert await far.wait() == 2
+        await asyncio.gather(*tasks)
+
+
+async def test_reset_sends_away_those_that_wait(barrier: AsyncBarrier, far: AsyncBarrier) -> None:
+    async with asyncio.timeout(PATIENCE):
+        tasks = await waiting(far, far.wait(), barrier.wait())
+        await barrier.reset()
+        for said in await broken(*tasks):
+            assert "'start' was reset while this party waited" in said
+        assert (await far.n_waiting(), await far.broken()) == (0, False)
+        tasks = await waiting(far, far.wait(), barrier.wait())
+        assert await barrier.wait() == 2
+        await asyncio.gather(*tasks)
+
+
+async def test_it_is_caught_as_that_of_asyncio_and_of_threads(barrier: AsyncBarrier) -> None:
+    await barrier.abort()
+    with pytest.raises(asyncio.BrokenBarrierError) as caught:
+        await barrier.wait()
+    assert isinstance(caught.value, RuntimeError)
+    assert issubclass(threading.BrokenBarrierError, RuntimeError)
+
+
+async def test_all_have_to_say_the_same_number_of_parties(sync: Coordinator, far: AsyncBarrier, engine: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        (task,) = await waiting(far, far.wait())
+        with pytest.raises(LimitMismatch, match="'start': others wait for 3 parties, and this one for 2") as caught:
+            await AsyncBarrier(sync, NAME, 2, engine=engine).wait()
+        assert (caught.value.expected, caught.value.found) == (2, 3)
+        task.cancel()
+        await asyncio.wait([task])
+        await wait_until(joined(far, 0), FAST, timeout=PATIENCE)
+        assert await AsyncBarrier(sync, NAME, 1, engine=engine).wait() == 0  # nobody waits, so it may be another
+
+
+@asynccontextmanager
+async def party_to_kill(server: EmbeddedServer, ttl: float) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that waits for three others."""
+    program = f"""
+import asyncio
+from redis.asyncio import Redis
+from redis_sync_aio import AsyncBarrier
+async def main():
+    async with Redis.from_url({server.url!r}) as redis:
+        await AsyncBarrier(redis, {NAME!r}, 4, ttl={ttl}).wait()
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("way", "engine"),
+    [
+        ("link", "auto"),
+        pytest.param("polling", "auto", marks=pytest.mark.ci),
+        pytest.param("cluster", "watch", marks=pytest.mark.ci),
+    ],
+    indirect=True,
+)
+async def test_a_party_that_was_killed_breaks_it(
+    server: EmbeddedServer, sync: Coordinator, other: Coordinator, engine: Any
+) -> None:
+    """For all that wait, in all processes, and for those that come later."""
+    near, far = (AsyncBarrier(one, NAME, 4, ttl=4, engine=engine) for one in (sync, other))
+    async with asyncio.timeout(PATIENCE), party_to_kill(server, 4) as process:
+        await wait_until(joined(far, 1), FAST, timeout=PATIENCE)
+        tasks = await waiting(far, near.wait(), far.wait(), behind=1)
+        process.kill()
+        for said in await broken(*tasks):
+            assert "a party died" in said
+        with pytest.raises(BrokenBarrierError):
+            await near.wait()
+        await near.reset()
+        tasks = await waiting(near, near.wait(), far.wait(), near.wait())
+        assert await far.wait() == 3
+        await asyncio.gather(*tasks)
+
+
+@pytest.mark.ci
+@pytest.mark.timing
+@pytest.mark.parametrize(("way", "engine"), [("link", "auto")], indirect=True)
+async def test_the_others_learn_of_it_within_its_ttl(server: EmbeddedServer, sync: Coordinator, engine: Any) -> None:
+    """FAULTS A1: and 0.2 seconds."""
+    barrier, ttl = AsyncBarrier(sync, NAME, 4, ttl=1.5), 1.5
+
+    async def seconds() -> float:
+        await barrier.reset()
+        async with party_to_kill(server, ttl) as process:
+            await wait_until(joined(barrier, 1), FAST, timeout=PATIENCE)
+            tasks = await waiting(barrier, barrier.wait(), barrier.wait(), behind=1)
+            process.kill()
+            killed = now()
+            await broken(*tasks)
+            return now() - killed
+
+    async with asyncio.timeout(2 * PATIENCE):
+        await assert_within(ttl + 0.2, seconds)
+
+
+@pytest.mark.ci
+@pytest.mark.timing
+@pytest.mark.parametrize(("way", "engine"), [("link", "auto"), ("polling", "watch")], indirect=True)
+async def test_parties_that_live_wait_for_longer_than_their_ttl(
+    sync: Coordinator, other: Coordinator, engine: Any
+) -> None:
+    """Several tasks of each process."""
+    near, far = (AsyncBarrier(one, NAME, 5, ttl=3, engine=engine) for one in (sync, other))
+    async with asyncio.timeout(PATIENCE):
+        tasks = await waiting(far, near.wait(), far.wait(), near.wait(), far.wait())
+        _, late = await asyncio.wait(tasks, timeout=7)
+        assert len(late) == 4
+        assert await near.wait() == 4
+        assert sorted(await asyncio.gather(*tasks)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("parties", [0, -1, 1001, 1.5, True, None])
+def test_a_bad_number_of_parties_is_refused(sync: Coordinator, parties: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="parties must be"):
+        AsyncBarrier(sync, NAME, parties)
+
+
+def test_it_says_what_it_is(sync: Coordinator) -> None:
+    assert repr(AsyncBarrier(sync, NAME, 3)) == "<AsyncBarrier 'start' parties=3 ttl=10.0>"
+    assert AsyncBarrier(sync, NAME, 3).name == NAME
+
+
+@pytest.mark.ci
+async def test_a_server_that_lost_its_data_breaks_it() -> None:
+    """Nobody waits for parties that the server has forgotten; the next ones begin again."""
+    with EmbeddedServer(port=0) as server:
+        async with server.client() as redis, Coordinator(redis, retry_for=PATIENCE) as sync:
+            barrier = AsyncBarrier(sync, NAME, 3)
+            tasks = await waiting(barrier, barrier.wait(), barrier.wait())
+            await asyncio.to_thread(server.restart, False)
+            async with asyncio.timeout(PATIENCE):
+                for said in await broken(*tasks):
+                    assert "'start' was reset while this party waited" in said
+                tasks = await waiting(barrier, barrier.wait(), barrier.wait())
+                assert await barrier.wait() == 2
+                await asyncio.gather(*tasks)
