@@ -67,8 +67,9 @@ class AsyncBarrier:
     that wait, and all that come later, get BrokenBarrierError, until `reset`. So no party waits forever for one that
     has died; for one that never came it does, so give `wait` a timeout.
 
-    A party that died less than ``ttl`` ago still counts, if the others come within that time. A server that restarts
-    without its data sends away all that wait, with the same error.
+    A party that died less than ``ttl`` ago still counts, if the others come within that time. When the server is
+    replaced or restarts (a failover, a slot that moves), a party cannot know whether it was counted, so it gets the
+    same error; the barrier is not broken for those that come then.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.

@@ -29,7 +29,7 @@ class AsyncEvent:
     `wait` returns until `clear`. A `set` that came before the `wait` is seen. A waiter that the server knew when it was
     set gets through, even if it is cleared immediately after, or if its connection was cut at that moment. What is
     repeated because its answer was lost has one effect: a late copy of a `set` does not undo a `clear` that came after
-    it. Nothing is left behind by a waiter that is cancelled, or dies.
+    it. Nothing is left behind by a waiter that is cancelled, or dies. (After a failover, waiters queue again.)
 
     The server keeps it, so it stays set when the process that set it has ended. A server that restarts without its data
     has forgotten that: waiters go on waiting, so a process that knows better has to set it again.

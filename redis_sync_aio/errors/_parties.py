@@ -19,6 +19,9 @@ class BrokenBarrierError(SyncError, AsyncioError):
             why = "is broken: it was aborted, or a party died or was cut off for longer than its ttl. When all parties "
             why += "can begin again, call reset()"
         else:
-            why = "was reset while this party waited, or the server has lost it. Call wait() again if all parties do"
+            why = (
+                "was reset while this party waited, or its server was replaced or lost it, so it is not known whether "
+            )
+            why += "this party was counted. Call wait() again if all parties do"
         super().__init__(f"the barrier {name!r} {why}")
         self.name = name

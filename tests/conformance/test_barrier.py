@@ -212,14 +212,9 @@ asyncio.run(main())
         await process.wait()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
-    ("way", "engine"),
-    [
-        ("link", "auto"),
-        pytest.param("polling", "auto", marks=pytest.mark.ci),
-        pytest.param("cluster", "watch", marks=pytest.mark.ci),
-    ],
-    indirect=True,
+    ("way", "engine"), [("link", "auto"), ("polling", "auto"), ("cluster", "watch")], indirect=True
 )
 async def test_a_party_that_was_killed_breaks_it(
     server: EmbeddedServer, sync: Coordinator, other: Coordinator, engine: Any

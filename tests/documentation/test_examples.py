@@ -245,6 +245,7 @@ async def test_each_slot_of_a_schedule_comes_to_its_end_once() -> None:
     assert output == "runs that began, by slot: 1 1 2 1 1 1\nruns that ended, by slot: 1 1 1 1 1 1\n"
 
 
+@pytest.mark.ci
 async def test_processes_that_wait_for_each_other_learn_that_one_was_killed() -> None:
     code, output = await run("-W", "error", "examples/together.py")
     assert code == 0, output
