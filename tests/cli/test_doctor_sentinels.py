@@ -43,6 +43,27 @@ async def test_sentinels() -> None:
         assert found[0]["found"] == "the others announce it at this address, where it does not answer"
 
 
+@pytest.mark.ci
+async def test_a_sentinel_that_is_taken_for_a_server() -> None:
+    async with sentinels() as group:
+        url = f"redis://127.0.0.1:{group.ports[0]}"
+        assert told(url, "bad", "role") == "this is a sentinel, not the server that it watches"
+
+
+@pytest.mark.ci
+async def test_a_replica_that_is_never_promoted() -> None:
+    """The sentinels learn its priority when they next ask it, within ten seconds."""
+    async with sentinels() as group, group.replica.client() as replica:
+        await replica.config_set("replica-priority", 0)
+
+        async def known() -> bool:
+            (found,) = await group.sentinel.sentinels[0].sentinel_slaves(GROUP)
+            return bool(found["slave-priority"] == 0)
+
+        await wait_until(known, SOON, timeout=120)
+        assert told(url_of(group, group.ports[0]), "bad", "replica") == "replica-priority of every replica is 0"
+
+
 async def test_replicas_of_a_sentinel_set() -> None:
     """One that would evict locks as the primary; one that cannot follow; none that may be promoted; a dead one."""
     async with (

@@ -99,7 +99,7 @@ async def test_a_lease_that_was_waited_for_needs_no_collector(
     sync: Coordinator, other: Coordinator, noted: Noted
 ) -> None:
     """No cycle keeps it, of what reports long waits or of an error before: a collection may come much later."""
-    lock, blocker = sync.lock("waited-for", ttl=TTL), await other.lock("waited-for").acquire()
+    lock, blocker = sync.lock("waited-for", ttl=5 * TTL), await other.lock("waited-for").acquire()
     gave_up = asyncio.Event()
 
     async def job() -> None:

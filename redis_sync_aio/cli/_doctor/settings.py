@@ -37,7 +37,11 @@ def version_of(facts: Facts) -> str:
 
 def role(facts: Facts) -> Iterator[Finding]:
     """Yield whether the server takes writes."""
-    if facts.is_replica:
+    if "sentinel" in (facts.info.get("redis_mode"), facts.info.get("server_mode")):
+        meaning = "It has no data, so no lock can be acquired here."
+        fix = f"name it as such: redis+sentinel://{facts.where}/SERVICE"
+        yield Finding("role", "bad", "this is a sentinel, not the server that it watches", meaning, fix)
+    elif facts.is_replica:
         primary = f"{facts.info.get('master_host')}:{facts.info.get('master_port')}"
         yield Finding(
             "role",
