@@ -35,16 +35,7 @@ from redis_sync_aio.inspection import inspect
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
-
-PREFIX = "app1:"
-COMMANDS = (
-    *("-@all", "+evalsha", "+eval", "+subscribe", "+publish", "+get", "+set", "+del", "+pttl", "+pexpire", "+time"),
-    *("+zadd", "+zrem", "+zrange", "+zscore", "+zcard", "+hmget", "+hget", "+hset", "+hdel", "+zrangebyscore"),
-    *("+zremrangebyrank", "+watch", "+unwatch", "+multi", "+exec", "+zmscore", "+exists", "+incrby"),
-    *("+pubsub|numsub", "+scan", "+command", "+cluster|slots"),
-)
-TENANT = ("reset", "on", ">secret", f"~{PREFIX}*", "resetchannels", f"&{PREFIX}*", *COMMANDS)
-CREDENTIALS = {"username": "tenant", "password": "secret"}
+from ..support.tenants import CREDENTIALS, PREFIX, TENANT
 
 Pair = tuple[Coordinator, Coordinator]
 

@@ -40,6 +40,7 @@ from redis_sync_aio.inspection import inspect
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes
 from ..support.sentinels import sentinels
+from ..support.tls import encrypted, make_tls
 
 
 def port_of(server: EmbeddedServer) -> int:
@@ -160,6 +161,17 @@ async def test_settings_are_carried_over(redis: Redis, server: EmbeddedServer) -
         await client.aclose()
     await pool.disconnect()
     await admin.execute_command("ACL", "DELUSER", "few")
+
+
+async def test_tls_is_carried_over(redis: Redis, server: EmbeddedServer, tmp_path: Path) -> None:
+    """With the authority that the client believes: without it no connection could be opened."""
+    tls = make_tls(tmp_path)
+    with encrypted(server.unix_socket, tls) as port:
+        options: dict[str, Any]
+        for options in (tls.options, tls.options | {"protocol": 3, "ssl_check_hostname": True}):
+            client = Valkey(host="127.0.0.1", port=port, **options)
+            await every_use(client)
+            await client.aclose()
 
 
 async def test_a_wrong_password_is_refused_as_with_redis_py(server: EmbeddedServer) -> None:
