@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import pytest
 from redis.exceptions import ResponseError
 
-from ..support.inside import WRITER_WEIGHT, load, ticket_member
+from ..support.inside import WRITER_WEIGHT, ticket_member
+from . import permits as tools
 from .permits import KEYS, PERMITS, QUEUE, STATE, TTL, Client, commands, everything, inbox
 
 START = 1_800_000_000_000_000
@@ -214,7 +215,7 @@ class Stage:
             await self.redis.execute_command(*arguments)
         else:
             assert isinstance(script, bytes)
-            source = load(script.decode()).source.decode().replace("redis.call('TIME')", "TIME")
+            source = tools.load(script.decode()).source.decode().replace("redis.call('TIME')", "TIME")
             assert USUAL in source
             if not usual:
                 source = source.replace(USUAL, "'^never:(%x+)|")

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ..support.inside import WRITER_WEIGHT, load, permit_keys, ticket_member
+from ..support.inside import WRITER_WEIGHT, permit_keys, ticket_member
 from . import permits as tools
 
 Client: TypeAlias = Any
@@ -23,7 +23,7 @@ async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[An
     """Run a script twice; the second run must change nothing on the server."""
 
     async def run() -> Any:
-        return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)
+        return await redis.eval(tools.load(script).source, 4, *KEYS.all, *arguments)
 
     async def state() -> Any:
         return (
@@ -149,7 +149,7 @@ async def test_p1_a_reader_that_is_gone_does_not_become_the_writer(redis: Client
     assert (await upgrade(redis, b"a", ticket))[0][0] == QUEUED
     assert (
         await redis.eval(
-            load("permits/acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 1, WRITER_WEIGHT
+            tools.load("permits/acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 1, WRITER_WEIGHT
         )
     )[0] == QUEUED
     assert await twice(redis, "permits/release", b"a", b"", 0) == (1, 0)
@@ -175,7 +175,7 @@ async def test_a_withdrawn_ticket_lets_readers_in(redis: Client) -> None:
 async def test_p6_an_upgrade_never_shortens(redis: Client) -> None:
     await read(redis, b"a")
     until = await redis.zscore(PERMITS, b"a")
-    await redis.eval(load("permits/upgrade").source, 4, *KEYS.all, b"a", 100, b"", 0, TRY)
+    await redis.eval(tools.load("permits/upgrade").source, 4, *KEYS.all, b"a", 100, b"", 0, TRY)
     assert await redis.zscore(PERMITS, b"a") == until
 
 
