@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from ..support.inside import PermitKeys, load, permit_keys, ticket_member
+from ..support.inside import PermitKeys, permit_keys, ticket_member
+from ..support.inside import load as load
 
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
