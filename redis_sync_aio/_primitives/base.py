@@ -145,6 +145,7 @@ class Primitive(LeaseContext[L]):
                 grant = await answer
             except BaseException:
                 undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))
+                del answer  # else it keeps the traceback, and so what the caller acquires next, in a cycle
                 raise
             assert grant is not None  # it waits
             by = grant.acquirer = ref(task)

@@ -149,6 +149,7 @@ async def acquire_shared(
         lease = await answer
     except BaseException:
         undo_in(cohort.loop, partial(cohort.task_cancelled, answer, request))
+        del answer  # else it keeps the traceback, and so what the caller acquires next, in a cycle
         raise
     if lease is not None and task is not None:
         by = lease.acquirer = ref(task)

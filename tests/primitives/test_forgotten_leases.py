@@ -95,11 +95,12 @@ async def test_a_forgotten_lease_ends_with_its_ttl(
     await everywhere(get)
 
 
+@pytest.mark.parametrize("share", [False, True])
 async def test_a_lease_that_was_waited_for_needs_no_collector(
-    sync: Coordinator, other: Coordinator, noted: Noted
+    sync: Coordinator, other: Coordinator, noted: Noted, share: bool
 ) -> None:
     """No cycle keeps it, of what reports long waits or of an error before: a collection may come much later."""
-    lock, blocker = sync.lock("waited-for", ttl=5 * TTL), await other.lock("waited-for").acquire()
+    lock, blocker = sync.lock("waited-for", ttl=5 * TTL, share=share), await other.lock("waited-for").acquire()
     gave_up = asyncio.Event()
 
     async def job() -> None:
