@@ -82,4 +82,4 @@ def _identity(value: object) -> Hashable:
         hash(value)
     except TypeError:
         return repr(value)
-    return type(value), value
+    return type(value), repr(value) if isinstance(value, float) else value  # 0.0 equals -0.0
