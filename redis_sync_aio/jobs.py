@@ -28,6 +28,7 @@ from ._core.clock import now, wall_ns
 from ._core.display import shown
 from ._core.keys import mark_key
 from ._core.name_templates import check_template, names_from
+from ._leases.cancel_on_loss import is_by_loss
 from ._leases.lease import Lease, grant_of
 from ._transactions.handle import Transaction
 from .errors import FingerprintMismatch, OutcomeUnknown, RunInterrupted, SyncError
@@ -83,8 +84,9 @@ def once(
     Raises:
         TypeError, ValueError: a bad argument, when it is called. At the beginning: as `AsyncLock.acquire`;
         AcquireTimeout with a ``timeout``. At its beginning and end also as `Lease.transaction`: LeaseLost when the
-        lease was lost, and then the slot is not marked as done. What an answer that was lost leaves open is found out;
-        OutcomeUnknown is raised if that takes longer than ``retry_for`` of the coordinator, or the lease is lost.
+        lease was lost, and then the slot is not marked as done (unless the lease was lost while the server was asked
+        to do so). What an answer that was lost leaves open is found out; OutcomeUnknown is raised if that takes longer
+        than ``retry_for`` of the coordinator, or the lease is lost before.
 
     On cancellation the lock is released, or was not acquired.
 
@@ -216,7 +218,7 @@ def idempotent(
     A call raises what the function raises, and:
         FingerprintMismatch: the key was used by a call with another fingerprint. RunInterrupted: see above.
         AcquireTimeout: another call with the key runs. What `AsyncLock.acquire` and `transaction` raise.
-        LeaseLost: the lock was lost before the result was kept, so it was not. OutcomeUnknown: as `once`.
+        LeaseLost: the lock was lost before it was known that the result is kept. OutcomeUnknown: as `once`.
 
     On cancellation nothing is kept.
 
@@ -346,21 +348,27 @@ async def _answered(lease: Lease, attempt: Callable[[], Awaitable[R]]) -> R:
 
     While the lease holds nobody else writes the mark, and after that an attempt has no effect, however late it arrives.
     """
-    ends, delays = now() + grant_of(lease).manager.settings.retry_for, iter(RETRY)
+    grant = grant_of(lease)
+    ends, delays = now() + grant.manager.settings.retry_for, iter(RETRY)
     unknown: OutcomeUnknown | None = None
-    while True:
-        try:
-            return await attempt()
-        except SyncError as error:
-            if isinstance(error, OutcomeUnknown):
-                unknown = error
-            delay = next(delays)
-            if now() + delay < ends and (unknown is error or is_transient(error)):
-                await asyncio.sleep(delay)
-            elif unknown is None or unknown is error:
-                raise
-            else:
-                raise unknown from error
+    try:
+        while True:
+            try:
+                return await attempt()
+            except SyncError as error:
+                if isinstance(error, OutcomeUnknown):
+                    unknown = error
+                delay = next(delays)
+                if now() + delay < ends and (unknown is error or is_transient(error)):
+                    await asyncio.sleep(delay)
+                elif unknown is None or unknown is error:
+                    raise
+                else:
+                    raise unknown from error
+    except asyncio.CancelledError as error:
+        if unknown is not None and grant.reason is not None and is_by_loss(error):
+            raise unknown from grant.loss()  # LeaseLost would say that nothing was written
+        raise
 
 
 def _read(found: str | bytes | None) -> dict[str, Any] | None:

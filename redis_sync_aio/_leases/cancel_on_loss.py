@@ -59,6 +59,11 @@ class CancelOnLoss:
         return left <= self._before or ((reason := _reason_of(first_of(error))) is not None and reason.over)
 
 
+def is_by_loss(error: BaseException) -> bool:
+    """Return whether ``error`` is the cancellation that a guard requested, and not one from outside."""
+    return _reason_of(error) is not None
+
+
 def _reason_of(error: BaseException) -> _Reason | None:
     is_cancellation = isinstance(error, asyncio.CancelledError) and len(error.args) == 1
     return error.args[0] if is_cancellation and isinstance(error.args[0], _Reason) else None
