@@ -33,6 +33,7 @@ _POLL: Final = 0.002
 # more of them a script takes 6% less of its time. Other servers and systems ignore this.
 _ALLOCATOR: Final = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=500"}
 _started: set[EmbeddedServer] = set()
+"""The servers of this process that were not stopped: those that were killed have a directory, and a port."""
 # The server starts at a line on stdin, sent once its watchdog runs: if the parent dies in between, the pipe
 # closes and no server starts. `exec` keeps the pid.
 _LAUNCH: Final = 'read -r line && exec "$@" </dev/null'
@@ -161,6 +162,7 @@ class EmbeddedServer:
             self.kill()
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory, self._port = None, self._asked_port or None
+            _started.discard(self)
         if self._held is not None:
             self._held.close()
             self._held = None
@@ -177,7 +179,6 @@ class EmbeddedServer:
                         os.killpg(server.pid, signal.SIGKILL)
                 watchdog.kill()
             self._processes, self._paused = (), False
-            _started.discard(self)
 
     def pause(self) -> None:
         """Stall the server by SIGSTOP, and return once it stands still. RuntimeError if it is dead."""

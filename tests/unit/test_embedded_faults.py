@@ -209,6 +209,32 @@ server.stop()
     assert output(START + script) == ["0", "True"]
 
 
+def test_a_forked_child_does_not_own_a_server_that_was_killed() -> None:
+    """It neither removes the data, nor keeps the port that was chosen."""
+    script = """
+server.stop()
+server = embedded.EmbeddedServer(port=0)
+server.start()
+server.kill()
+(stopped, stops), (ended, ends) = os.pipe(), os.pipe()
+if not (child := os.fork()):
+    server.stop()
+    os.write(stops, b"1")
+    os.close(ends)
+    os.read(ended, 1)
+    os._exit(0)
+os.read(stopped, 1)
+left = os.path.exists(os.path.dirname(server.unix_socket))
+server.start()
+port = server.port
+server.stop()
+embedded.HeldPort(port).close()
+os.close(ends)
+print(left, os.waitpid(child, 0)[1])
+"""
+    assert output(START + script) == ["True", "0"]
+
+
 def test_ctrl_c_does_not_reach_the_server() -> None:
     script = """
 try:
