@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO
+from typing import IO, TextIO
 
 from rich.console import Console
 
@@ -47,20 +47,28 @@ def console(*, color: bool = True, file: IO[str] | None = None) -> Console:
     return _Console(file=file, highlight=False, no_color=None if color and not os.environ.get("NO_COLOR") else True)
 
 
-def end_output() -> None:
-    """Print nothing more: whatever read the output has closed it."""
+def end_output(stream: TextIO) -> None:
+    """Print nothing more there: whatever read the output has closed it."""
     with suppress(OSError):  # the interpreter flushes again in the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def print_error(text: str) -> None:
+    """Print on stderr, if anything reads it: a command goes on, and has its own exit code, in any case."""
+    try:
+        print(_without_secrets(text), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        end_output(sys.stderr)
 
 
 def complain(message: str) -> None:
     """Print one line on stderr."""
-    print(_without_secrets(f"{NAME}: {' '.join(message.split())}"), file=sys.stderr, flush=True)
+    print_error(f"{NAME}: {' '.join(message.split())}")
 
 
 def print_traceback(error: BaseException) -> None:
     """Print what --debug promises."""
-    print(_without_secrets("".join(traceback.format_exception(error))), file=sys.stderr, end="", flush=True)
+    print_error("".join(traceback.format_exception(error)).rstrip("\n"))
 
 
 _secrets: set[str] = set()

@@ -55,7 +55,7 @@ def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options
         code = asyncio.run(_run(shared, body, options))
         sys.stdout.flush()
     except BrokenPipeError:  # as in `redis-sync-aio ls | head`
-        end_output()
+        end_output(sys.stdout)
         code = 0
     except Failure as failure:
         if shared.debug:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import subprocess
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from tests.support.inspecting import seen
 
-from ..support.programs import COMMAND, Terminal, command, environment, terminal
+from ..support.programs import COMMAND, Terminal, command, environment, terminal, unread
 
 FAST = ("--interval", "0.05")
 SHOW_CURSOR, LEAVE = "\x1b[?25h", "\x1b[?1049l"
@@ -92,11 +91,8 @@ async def test_output_that_nobody_reads_is_no_error(
     server: EmbeddedServer, sync: Coordinator, words: list[str]
 ) -> None:
     """As in ``redis-sync-aio top --json | head -1``: the server is not blamed for a closed pipe."""
-    unread, output = os.pipe()
-    os.close(unread)
     async with sync.lock("x"):
-        with piped(*words, "--url", server.url, output=output) as process:
-            os.close(output)
+        with unread() as output, piped(*words, "--url", server.url, output=output) as process:
             assert process.stderr is not None
             assert await asyncio.to_thread(process.stderr.read) == ""
             assert await asyncio.to_thread(process.wait, 50) == 0

@@ -19,7 +19,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.embedded import alive, eventually
 from ..support.pairwise import first_of
-from ..support.programs import COMMAND, PATIENCE, command, environment, program_in_terminal, terminal
+from ..support.programs import COMMAND, PATIENCE, command, environment, program_in_terminal, terminal, unread
 
 pytestmark = pytest.mark.usefixtures("redis")
 SOON = Backoff(initial=0.01, cap=0.05)
@@ -56,10 +56,10 @@ def program(source: str) -> list[str]:
 
 
 @contextmanager
-def running(*words: str, url: str) -> Iterator[subprocess.Popen[str]]:
+def running(*words: str, url: str, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
     """Start ``run WORDS`` with pipes; it is killed at the end of the block, and so is its program."""
     with subprocess.Popen([*COMMAND, "run", *words], env=environment(REDIS_URL=url), stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+                          stdout=subprocess.PIPE, stderr=stderr, text=True) as process:  # fmt: skip
         try:
             yield process
         finally:
@@ -287,6 +287,19 @@ async def test_the_program_and_its_descendants_end_when_the_lock_is_lost(
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == LOST
     assert err.startswith(f"redis-sync-aio: the lock '{NAME}' was lost: ending ")
+    assert eventually(lambda: not alive(grandchild))
+
+
+@pytest.mark.ci
+async def test_messages_that_nobody_reads_change_nothing(server: EmbeddedServer, redis: Redis) -> None:
+    """The exit code is that of the program, and a program whose lock is lost ends as it should."""
+    with unread() as stderr:
+        with running(NAME, "--json", "--", "/bin/sh", "-c", "exit 7", url=server.url, stderr=stderr) as process:
+            assert process.wait(PATIENCE) == 7
+        with running(NAME, "--ttl", "9", *program(FAMILY.format(stubborn=False)), url=server.url, stderr=stderr) as it:
+            grandchild = reads(it, "ready")
+            await redis.delete(NAME)
+            assert it.wait(PATIENCE) == LOST
     assert eventually(lambda: not alive(grandchild))
 
 

@@ -33,6 +33,17 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": path, "PYTHONWARNINGS": "error", "TERM": "xterm-256color"} | more
 
 
+@contextmanager
+def unread() -> Iterator[int]:
+    """Yield the writing end of a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
 def command(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run ``redis-sync-aio WORDS`` to its end, with pipes for its output; ``more``: environment variables."""
     return subprocess.run(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from .._failures import USAGE, Failure
+from .._output import print_error
 from .._session import Session, execute
 from .._shared import Shared, not_empty
 from .holding import CANNOT_EXECUTE, LOST, NOT_FOUND, Holding, Plan, Side
@@ -72,7 +72,7 @@ def run(
         )  # fmt: skip
         outcome = await Holding(session, plan).run()
         if shared.json:
-            print(json.dumps(outcome.as_dict()), file=sys.stderr, flush=True)
+            print_error(json.dumps(outcome.as_dict()))
         return outcome.exit
 
     execute(shared, body)
