@@ -44,6 +44,7 @@ def ran(server: EmbeddedServer) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.ci
 async def test_ls_and_show_tell_the_names_of_the_tenant_only(
     mine: Coordinator, sync: Coordinator, ran: Callable[..., Any]
 ) -> None:
@@ -79,6 +80,7 @@ async def test_release_ends_the_lease_of_the_tenant_and_wakes_the_next(
         await granted.release()
 
 
+@pytest.mark.ci
 async def test_run_holds_the_lock_of_the_tenant(mine: Coordinator, sync: Coordinator, ran: Callable[..., Any]) -> None:
     """Its program runs while another holds the same name without the prefix, and not while the tenant holds it."""
     job = ("job", "--", sys.executable, "-c", "print('it ran')")
@@ -91,6 +93,7 @@ async def test_run_holds_the_lock_of_the_tenant(mine: Coordinator, sync: Coordin
             assert "'job' is taken" in busy.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("live", ["top", "watch"])
 async def test_live_views_show_the_tenants_names(
     mine: Coordinator, sync: Coordinator, server: EmbeddedServer, live: str
@@ -112,6 +115,7 @@ async def test_without_the_prefix_the_tenant_is_refused(server: EmbeddedServer) 
     assert (done.returncode, done.stdout) == (REFUSED, ""), done.stderr
 
 
+@pytest.mark.ci
 async def test_a_prefix_that_cannot_be_one_is_wrong_usage(server: EmbeddedServer) -> None:
     for prefix in ("app1", "{app}:", "app*:"):
         done = await asyncio.to_thread(command, "ls", "--prefix", prefix, "--url", server.url)
