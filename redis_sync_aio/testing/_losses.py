@@ -27,7 +27,7 @@ from . import _causes
 async def lose(lease: Lease, reason: LossReason = "taken") -> None:
     """Let ``lease`` be lost for ``reason``; return when it is.
 
-    The reason is brought about, within half a second:
+    The loss is not pretended: its cause happens, within half a second.
 
     - "expired": the lease is released at the server behind the back of its holder, and then renewed.
     - "taken": another token is put under the key of the lock, for a minute; then the lease is renewed.
@@ -38,7 +38,7 @@ async def lose(lease: Lease, reason: LossReason = "taken") -> None:
     - "released": another task releases it while its body runs.
 
     A lease that is not renewed cannot be late, and one without an end (``ttl=None``) asks the server nothing: these are
-    declared lost, for a reason that cannot be brought about. What was lost is then released at the server, unless it is
+    declared lost, without a cause. What was lost is then released at the server, unless it is
     "taken". A lease that stands on others (multi-lock, reentrant lock, Redlock) is lost with as many of them as it
     takes, one after the other. If the body of the lease calls this itself, it is cancelled at its next ``await``,
     perhaps in here.

@@ -113,7 +113,7 @@ class SentinelTopology(Topology):
         await self.call(self.primary, "CLIENT", "KILL", "TYPE", "replica")
 
     async def partition(self, primary: EmbeddedServer | None = None) -> None:
-        """Part a primary (default: `primary`) from the sentinels and its replica, while clients still reach it.
+        """Cut a primary (default: `primary`) off from the sentinels and its replica, while clients still reach it.
 
         The others hear nothing from it and get nothing of what it writes from now on. `promoted` waits until they have
         another primary. Clients that are connected stay where they are: both primaries take writes, unless the servers
@@ -124,7 +124,7 @@ class SentinelTopology(Topology):
         await self.call(parted, "CLIENT", "KILL", "USER", PEER)
 
     async def heal(self, primary: EmbeddedServer | None = None) -> None:
-        """End a partition. If there is another primary now, the sentinels make this one a replica in ten seconds."""
+        """End a partition. If there is another primary, this one becomes its replica within about ten seconds."""
         await self.call(primary or self.primary, "ACL", "SETUSER", PEER, "~*", "&*", "+@all")
 
     async def fail_over(self) -> EmbeddedServer:

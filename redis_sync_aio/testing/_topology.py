@@ -13,9 +13,9 @@ from .._core.backoff import Backoff
 from ..embedded import EmbeddedServer
 
 SOON: Final = Backoff(initial=0.01, cap=0.05)
-"""The pauses between two looks at servers that are getting somewhere."""
+"""The pauses between two checks of servers that are about to change their state."""
 PATIENCE: Final = 60.0
-"""Seconds in which they get there on any machine: afterwards it is an error."""
+"""Seconds that such a change takes at most, on any machine: afterwards it is an error."""
 
 
 class Topology(ABC):
