@@ -86,13 +86,13 @@ async def test_least_rights_for_sharing(what: str) -> None:
         }
         make = kinds[what]
         ours, other = make(s.sync, ORDERS, **shared), make(elsewhere, ORDERS)
-        lease = await ours.acquire(timeout=2)
-        waiting = asyncio.create_task(other.acquire(timeout=5))
+        lease = await ours.acquire(timeout=60)
+        waiting = asyncio.create_task(other.acquire(timeout=60))
         first = lease._grant.deadline
         await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=15)
         await wait_until(lambda: bool(hub_of(elsewhere).resource(other._keys).acquisitions), SOON, timeout=15)
         await lease.release()
-        again = asyncio.create_task(ours.acquire(timeout=5))
+        again = asyncio.create_task(ours.acquire(timeout=60))
         await (await waiting).release()
         await (await again).release()
 
@@ -102,14 +102,14 @@ async def test_least_rights_for_a_shared_upgrade() -> None:
     async with served_to() as s, Coordinator(s.admin) as elsewhere:
         await user(s, rights(PERMITS))
         both, other = AsyncReadWriteLock(s.sync, ORDERS, share=True), AsyncReadWriteLock(elsewhere, ORDERS)
-        async with both.read().hold(timeout=2) as reader:
-            waiting = asyncio.create_task(other.write().acquire(timeout=5))
+        async with both.read().hold(timeout=60) as reader:
+            waiting = asyncio.create_task(other.write().acquire(timeout=60))
 
             async def queued() -> bool:
                 return (await other.statistics()).waiters > 0
 
             await wait_until(queued, SOON, timeout=15)
-            async with both.upgrade(reader, timeout=2) as lease:
+            async with both.upgrade(reader, timeout=60) as lease:
                 await lease.extend(20)
         await (await waiting).release()
 
@@ -119,14 +119,14 @@ async def test_rights_for_robust_locks() -> None:
     async with served_to() as s:
         lock = AsyncRobustLock(s.sync, ORDERS)
         await user(s, rights(f"{LOCKS} {ROBUST_TOO}"))
-        async with lock.hold(timeout=2) as lease:
+        async with lock.hold(timeout=60) as lease:
             await lease.record({"a": 1})
             await lease.extend(20)
         await FenceGate(s.sync, ORDERS).accept(lease)
         for missing in ("hmget", "hset"):
             await user(s, rights(f"{LOCKS} {ROBUST_TOO}"), f"-{missing}")
             with pytest.raises(PermissionDenied, match=f"'{missing}'"):
-                await lock.acquire(timeout=2)
+                await lock.acquire(timeout=60)
 
             async def given_back() -> bool:
                 return not await s.admin.exists(ORDERS)
