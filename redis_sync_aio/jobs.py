@@ -283,10 +283,19 @@ class _Request:
             result = self._codec.dumps(await function())
         except BaseException as error:
             if marks and isinstance(error, Exception):  # it did end; of a cancelled one that is not known
-                await self.mark.forget(lease)
+                await self._forget(lease, error)
             raise
         await self.mark.write(lease, begun | {"result": result})
         return self._codec.loads(result)
+
+    async def _forget(self, lease: Lease, error: Exception) -> None:
+        """Delete the mark of a run that raised ``error``, which propagates also if that fails (P7)."""
+        try:
+            await self.mark.forget(lease)
+        except SyncError as other:
+            error.add_note(
+                f"redis_sync_aio: the next call may get RunInterrupted, as the mark was not deleted: {other}"
+            )
 
 
 class _Mark:

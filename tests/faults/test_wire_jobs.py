@@ -23,6 +23,7 @@ from redis_sync_aio import (
     LeaseLost,
     NotHeld,
     OutcomeUnknown,
+    RunInterrupted,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
@@ -30,7 +31,7 @@ from redis_sync_aio.jobs import OnCrash, OnInterrupted, idempotent, once
 from redis_sync_aio.testing import steal
 
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
-from ..support.proxy import CUT_AFTER, PASS, Rule, anything
+from ..support.proxy import CUT_AFTER, ERROR, PASS, Rule, anything
 from ..support.timed import failures
 from ..support.transactions import prove
 from ..support.wire_sweep import WIRE, Arm, Case, Operation, sweep
@@ -235,3 +236,20 @@ async def test_a_mark_that_is_never_answered(server: EmbeddedServer, loss: str) 
         with pytest.raises(OutcomeUnknown) as unknown:
             await running
     assert isinstance(unknown.value.__cause__, LeaseLost) is (loss != "none")
+
+
+async def test_the_error_of_a_request_is_raised_though_its_mark_cannot_be_deleted(server: EmbeddedServer) -> None:
+    """P7: with a note, and the next call finds out that a run did not come to its end."""
+    async with wired(server, retry_for=60, response_timeout=60) as w:
+        await _prepared(w)
+
+        @idempotent(w.sync, w.name, on_interrupted="raise")
+        async def work() -> None:
+            w.proxy.on("EXEC", ERROR("NOPERM not any more"), times=None)
+            raise ValueError("it failed")
+
+        with pytest.raises(ValueError, match="it failed") as failed:
+            await work()
+        assert "the next call may get RunInterrupted" in "".join(failed.value.__notes__)
+        with pytest.raises(RunInterrupted):
+            await idempotent(w.other, w.name, on_interrupted="raise")(work)()
