@@ -11,6 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import Backoff, wait_until
+from redis_sync_aio.cli._doctor.command import judge
+from redis_sync_aio.cli._doctor.facts import Facts
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import EVEN, SHARDS, SLOTS, cluster
@@ -134,7 +136,10 @@ async def test_replicas() -> None:
             await client.config_set("min-replicas-max-lag", 600)
             assert told(primary.url, "warn", "replicas") == "min-replicas-max-lag is 600 s"
             await client.config_set("min-replicas-to-write", 2)
-            assert told(primary.url, "bad", "replicas") == "min-replicas-to-write is 2, and 1 replicas are in time"
+            assert told(primary.url, "bad", "replicas") == "min-replicas-to-write is 2, and 1 replica is in time"
+            await client.config_set("min-replicas-max-lag", 0)  # it turns the check off: the server takes writes
+            await client.set("still", "written")
+            assert told(primary.url, "warn", "replicas") == "1 replica, and min-replicas-max-lag is 0"
 
 
 @pytest.mark.ci
@@ -223,6 +228,14 @@ def test_a_service_without_config() -> None:
     assert seen["settings"]["level"] == "unknown"
     assert "not readable" in seen["settings"]["found"]
     assert seen["eviction"]["level"] == "ok"
+
+
+def test_nothing_is_called_ok_that_could_not_be_read() -> None:
+    """Neither TIME nor CONFIG may be asked: the way, the clock and appendfsync are not known."""
+    found = judge(Facts("here", {"aof_enabled": 1, "redis_version": "8.0.0"}, {}))
+    unknown = {one.check for one in found if one.level == "unknown"}
+    assert {"clock", "latency", "persistence"} <= unknown
+    assert not {"clock", "latency", "persistence"} & {one.check for one in found if one.level == "ok"}
 
 
 def test_a_server_without_scripts() -> None:

@@ -118,6 +118,19 @@ def test_what_a_replica_says_is_compared_with_its_primary() -> None:
     assert none.found == "the service has no replica"
 
 
+@pytest.mark.parametrize("off", ["min-replicas-to-write", "min-replicas-max-lag"])
+def test_a_replica_that_would_go_on_when_it_is_cut_off(off: str) -> None:
+    """Either setting turns the check of replicas off; the other one then says nothing."""
+    settings = {"min-replicas-to-write": "2", "min-replicas-max-lag": "1"}
+    info = {"role": "slave", "master_link_status": "up"}
+    primary = Facts("here", {"role": "master"}, settings)
+    replica = Facts("there", info, settings | {off: "0"})
+    (found,) = [one for one in replicas(primary, {"there": replica}) if one.check == "min-replicas"]
+    assert found.found == f"{off} is 0 here"
+    assert found.fix == f"CONFIG SET {off} {settings[off]} there, too"
+    assert not [one for one in replicas(replica, {"there": replica}) if one.check == "min-replicas"]
+
+
 def test_what_sentinels_say_is_compared() -> None:
     """Two primaries; a hasty one; too few of them."""
     said = {"num-other-sentinels": "1", "quorum": "2", "down-after-milliseconds": "500", "ip": "a", "port": "1"}

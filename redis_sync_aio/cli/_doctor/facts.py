@@ -39,10 +39,10 @@ class Facts:
     """The reply to INFO; empty if it may not be asked."""
     settings: Mapping[str, str]
     """The reply to CONFIG GET; empty if it may not be asked."""
-    latency: float = 0.0
-    """Seconds that a command takes, the median of some."""
-    ahead: float = 0.0
-    """Seconds that the clock of the server is ahead of this machine's, at least; negative: behind."""
+    latency: float | None = None
+    """Seconds that a command takes, the median of some; None if TIME may not be asked."""
+    ahead: float | None = None
+    """Seconds that the clock of the server is ahead of this machine's, at least; negative: behind; None: as above."""
     slowest: tuple[str, float] | None = None
     """The slowest command of the last hour, without its arguments, and its seconds."""
     cluster: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +64,12 @@ class Facts:
         """Return a setting that is a number; None if it cannot be read."""
         value = self.settings.get(name, "")
         return int(value) if value.lstrip("-").isdigit() else None
+
+    @property
+    def needed_replicas(self) -> int | None:
+        """Number of replicas without which a primary refuses writes; None if it cannot be read."""
+        # Either of the two settings turns the check off if it is 0.
+        return 0 if self.setting("min-replicas-max-lag") == 0 else self.setting("min-replicas-to-write")
 
     @property
     def is_replica(self) -> bool:

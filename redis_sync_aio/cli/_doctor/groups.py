@@ -49,7 +49,9 @@ def rights(found: Rights) -> Iterator[Finding]:
     if found.scripts is not None:
         disabled = "unknown command" in found.scripts.why.lower()
         what = "scripts are disabled on this server" if disabled else f"{whose} may not call scripts"
-        meaning = "Locks decide with WATCH instead, in two to three round trips; robust locks and gates do not work."
+        meaning = (
+            "Locks decide with WATCH instead, in two to three round trips; robust locks and fence gates do not work."
+        )
         yield Finding("scripts", "warn", what, meaning, "allow +evalsha +eval (docs/servers.md, Rights)")
     else:
         yield Finding("scripts", "ok", f"{whose} may call scripts")

@@ -68,8 +68,11 @@ async def _settings(ask: Ask) -> dict[str, str]:
     return found
 
 
-async def _clock(ask: Ask) -> tuple[float, float]:
-    """Return the seconds of a round trip, and how far the server's clock is ahead, by the fastest of some."""
+async def _clock(ask: Ask) -> tuple[float | None, float | None]:
+    """Return the seconds of a round trip, and how far the server's clock is ahead, by the fastest of some.
+
+    Both are None if TIME may not be asked.
+    """
     trips: list[tuple[float, float]] = []
     for _ in range(SAMPLES):
         began, by_the_clock = time.monotonic(), time.time()
@@ -78,7 +81,7 @@ async def _clock(ask: Ask) -> tuple[float, float]:
         if not isinstance(answer, Refused):
             trips.append((took, int(answer[0]) + int(answer[1]) / 1e6 - by_the_clock - took / 2))
     if not trips:
-        return 0.0, 0.0
+        return None, None
     took, ahead = min(trips)
     certain = max(0.0, abs(ahead) - took / 2)
     return median(took for took, _ in trips), certain if ahead > 0 else -certain

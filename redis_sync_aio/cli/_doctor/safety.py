@@ -33,7 +33,10 @@ def persistence(facts: Facts) -> Iterator[Finding]:
         fix = "see the server's log, and give it disk space and rights to its directory"
         yield Finding("persistence", "bad", f"the last {' and '.join(failed)} failed", meaning, fix)
         return
-    how = facts.settings.get("appendfsync", "everysec")
+    how = facts.settings.get("appendfsync")
+    if aof and how is None:
+        yield Finding("persistence", "unknown", "appendonly is yes, but appendfsync is not readable")
+        return
     if aof and how != "no":
         yield Finding("persistence", "ok", f"appendonly is yes, appendfsync {how}")
         return
@@ -45,7 +48,7 @@ def persistence(facts: Facts) -> Iterator[Finding]:
 
 def replicas(facts: Facts) -> Iterator[Finding]:
     """Yield whether a failover can lead to two holders, and whether a missing replica stops all writes."""
-    count, least = facts.number("connected_slaves"), facts.setting("min-replicas-to-write")
+    count, least = facts.number("connected_slaves"), facts.needed_replicas
     if count is None or facts.is_replica:
         return
     online = [value for name, value in facts.info.items() if name.startswith("slave") and isinstance(value, dict)]
@@ -54,14 +57,15 @@ def replicas(facts: Facts) -> Iterator[Finding]:
         yield Finding("replicas", "unknown", f"{_replicas(count)}; min-replicas-to-write is not readable")
         return
     lag = facts.setting("min-replicas-max-lag")
-    if lag:
-        good = facts.number("min_slaves_good_slaves") if "min_slaves_good_slaves" in facts.info else good
-    if least > (good or 0):
-        found = f"min-replicas-to-write is {least}, and {good} replicas are in time"
-        meaning = "The server refuses all writes (NOREPLICAS), so no lock can be acquired."
+    known = "min-replicas-max-lag is 0" if lag == 0 else f"min-replicas-to-write is {least}"
+    in_time = facts.number("min_slaves_good_slaves")
+    good = good if in_time is None else in_time
+    if least > good:
+        found = f"{known}, and {_replicas(good)} {'is' if good == 1 else 'are'} in time"
+        meaning = "The server refuses all writes (NOREPLICAS), so no lock can be acquired or renewed."
         yield Finding("replicas", "bad", found, meaning, "bring the replicas back, or CONFIG SET min-replicas-to-write")
     elif count and not least:
-        found = f"{_replicas(count)}, and min-replicas-to-write is 0"
+        found = f"{_replicas(count)}, and {known}"
         meaning = "A primary that is cut off goes on granting locks that the new primary grants, too."
         fix = "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 1 on all servers"
         yield Finding("replicas", "warn", found, meaning, fix)
@@ -70,7 +74,7 @@ def replicas(facts: Facts) -> Iterator[Finding]:
         meaning = "For so long an old primary grants locks that the new primary grants, too."
         yield Finding("replicas", "warn", found, meaning, "CONFIG SET min-replicas-max-lag 1 on all servers")
     else:
-        yield Finding("replicas", "ok", f"{_replicas(count)}, min-replicas-to-write is {least}")
+        yield Finding("replicas", "ok", f"{_replicas(count)}, {known}")
 
 
 def _replicas(count: int) -> str:
@@ -79,6 +83,9 @@ def _replicas(count: int) -> str:
 
 def clock(facts: Facts) -> Iterator[Finding]:
     """Yield whether the server and this machine agree on the time."""
+    if facts.ahead is None:
+        yield unreadable("clock", "TIME")
+        return
     if abs(facts.ahead) <= APART:
         yield Finding("clock", "ok", "the server's clock agrees with this machine's")
         return
@@ -91,17 +98,23 @@ def clock(facts: Facts) -> Iterator[Finding]:
 
 def latency(facts: Facts) -> Iterator[Finding]:
     """Yield how long a command takes, and whether one blocked the server."""
-    found = f"a round trip takes {facts.latency * 1000:.1f} ms (median)"
-    if facts.latency <= SLOW:
-        yield Finding("latency", "ok", found)
+    if facts.latency is None:
+        yield unreadable("latency", "TIME")
+    elif facts.latency <= SLOW:
+        yield Finding("latency", "ok", _round_trip(facts.latency))
     else:
         meaning = "Each acquire, release and hand-over takes at least as long."
-        yield Finding("latency", "warn", found, meaning, "run close to the server; look at its load and at proxies")
+        fix = "run close to the server; look at its load and at proxies"
+        yield Finding("latency", "warn", _round_trip(facts.latency), meaning, fix)
     if facts.slowest is not None and facts.slowest[1] > BLOCKED:
         name, seconds = facts.slowest
         found = f"in the last hour {name} blocked the server for {seconds * 1000:,.0f} ms"
         meaning = "Renewals and hand-overs wait as long; a lease shorter than that is lost."
-        yield Finding("blocked", "warn", found, meaning, f"see SLOWLOG GET; do without {name}, or on another server")
+        yield Finding("blocked", "warn", found, meaning, f"see SLOWLOG GET; avoid {name}, or run it on another server")
+
+
+def _round_trip(seconds: float) -> str:
+    return f"a round trip takes {seconds * 1000:.1f} ms (median)"
 
 
 CHECKS = (persistence, replicas, clock, latency)

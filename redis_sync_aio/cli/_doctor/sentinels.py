@@ -146,10 +146,11 @@ def _differences(primary: Facts, facts: Facts) -> Iterator[Finding]:
     if ours and theirs and ours != theirs:
         found, meaning = f"it is {ours}, the primary {theirs}", "The older one may not be able to follow the other."
         yield Finding("version", "warn", found, meaning, "run the same version everywhere")
-    least, here = primary.setting("min-replicas-to-write"), facts.setting("min-replicas-to-write")
-    if least and here == 0:
+    least = primary.needed_replicas
+    if least and facts.needed_replicas == 0:
         meaning = "It goes on granting locks when it is cut off, next to a newer primary."
-        found, fix = "min-replicas-to-write is 0 here", f"CONFIG SET min-replicas-to-write {least} there, too"
+        off = "min-replicas-max-lag" if facts.setting("min-replicas-max-lag") == 0 else "min-replicas-to-write"
+        found, fix = f"{off} is 0 here", f"CONFIG SET {off} {primary.setting(off)} there, too"
         yield Finding("min-replicas", "warn", found, meaning, fix)
 
 
