@@ -109,7 +109,7 @@ class Scale:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people: 1.53 s, 12.1 ms."""
+    """Return a duration for people: 12.1 ms, 1,530 ms, 15.3 s."""
     milliseconds = seconds * 1000
     if abs(milliseconds) >= 10_000:
         return f"{seconds:,.1f} s"
