@@ -23,15 +23,20 @@ def trace_events(timeline: Timeline, host: str, wall: float) -> dict[str, Any]:
     """Return the timeline in Chrome's trace event format, and with it what `read` needs.
 
     Each process is a process, each name has threads: one for the holds that do not overlap, one for the waits.
+    ``host`` and ``wall``: this machine, and the time of day when its clock began; of what was merged, the timeline
+    knows better.
     """
     events: list[dict[str, Any]] = []
+    of_process: dict[str, list[Turn]] = {}
+    for turn in timeline.turns:
+        of_process.setdefault(turn.process, []).append(turn)
     threads = 0
     for pid, process in enumerate(timeline.processes, 1):
         events.append(_named("process_name", pid, 0, process))
-        turns = [turn for turn in timeline.turns if turn.process == process]
-        names = dict.fromkeys(turn.name for turn in sorted(turns, key=lambda turn: turn.asked))
-        for name in names:
-            of_name = [turn for turn in turns if turn.name == name]
+        names: dict[str, list[Turn]] = {}
+        for turn in sorted(of_process.get(process, ()), key=lambda turn: turn.asked):
+            names.setdefault(turn.name, []).append(turn)
+        for name, of_name in names.items():
             for what, spans in (("held", holds(timeline, of_name)), ("waiting", waits(timeline, of_name))):
                 for lane in lanes(spans):
                     threads += 1
@@ -39,6 +44,7 @@ def trace_events(timeline: Timeline, host: str, wall: float) -> dict[str, Any]:
                     events += _lane(timeline, lane, what, label, pid, threads)
         marks = [mark for mark in timeline.marks if mark.process == process]
         events += [_mark(timeline, mark, pid) for mark in marks]
+    host, wall = timeline.clock or (host, wall)
     own = {"format": FORMAT, "host": host, "wall": wall, **asdict(timeline)}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": "redis_sync_aio"}, OWN: own}
 
@@ -84,12 +90,12 @@ def read(paths: Iterable[Path]) -> Timeline:
     if not files:
         raise ValueError("there is no file to read: name at least one that a trace saved as .json")
     base = files[0]
-    merged = Timeline(base["started"], base["ended"])
+    merged = Timeline(base["started"], base["ended"], clock=(base["host"], base["wall"]))
     for own in files:
         shift = 0.0 if own["host"] == base["host"] else own["wall"] - base["wall"]
-        turns = [_shifted(Turn(**turn), shift, ("asked", "granted", "ended", "until")) for turn in own["turns"]]
+        turns = [_shifted(turn, shift, ("asked", "granted", "ended", "until")) for turn in own["turns"]]
         merged.turns += turns
-        merged.marks += [_shifted(Mark(**mark), shift, ("time", "until")) for mark in own["marks"]]
+        merged.marks += [_shifted(mark, shift, ("time", "until")) for mark in own["marks"]]
         merged.dropped += own["dropped"]
         merged.started = min(merged.started, own["started"] + shift)
         merged.ended = max(merged.ended, own["ended"] + shift)
@@ -100,13 +106,18 @@ def read(paths: Iterable[Path]) -> Timeline:
 
 
 def _own(path: Path) -> Mapping[str, Any]:
+    """Return our own part of one file, with its turns and marks as such."""
+    refused = ValueError(f"{path} is not a trace of redis_sync_aio: save one by trace.save('….json')")
     try:
-        own = json.loads(path.read_text("utf-8"))[OWN]
+        own = dict(json.loads(path.read_text("utf-8"))[OWN])
+        if own["format"] != FORMAT:
+            refused = ValueError(f"{path} was saved by another version of redis_sync_aio (format {own['format']})")
+            raise refused
+        own["turns"] = [Turn(**turn) for turn in own["turns"]]
+        own["marks"] = [Mark(**mark) for mark in own["marks"]]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is not a trace of redis_sync_aio: save one by trace.save('….json')") from None
-    if own["format"] != FORMAT:
-        raise ValueError(f"{path} was saved by another version of redis_sync_aio (format {own['format']})")
-    return dict(own)
+        raise refused from None
+    return own
 
 
 T = TypeVar("T", Turn, Mark)

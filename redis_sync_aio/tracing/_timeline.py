@@ -55,6 +55,8 @@ class Timeline:
     """Number of requests and marks that were forgotten, so that memory is bounded."""
     order: list[str] = field(default_factory=list)
     """Processes in the order in which they are shown; those that are not in it follow."""
+    clock: tuple[str, float] | None = None
+    """The machine whose clock this is, and the time of day when that clock began; None: this machine, now."""
 
     @property
     def processes(self) -> list[str]:

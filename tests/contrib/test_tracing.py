@@ -238,6 +238,10 @@ async def test_traces_of_several_machines_are_aligned_by_the_time_of_day(
     assert holder.ended is not None
     assert waiter.granted is not None
     assert holder.granted < waiter.asked < waiter.granted
+    # What was merged is in the clock of the first file, wherever it is merged and saved again.
+    merged(tmp_path / "2.json").save(tmp_path / "again.json")
+    again = read([tmp_path / "1.json", tmp_path / "again.json"])
+    assert again.ended - again.started < 3600
     own["format"] += 1
     (tmp_path / "2.json").write_text(json.dumps(saved))
     with pytest.raises(ValueError, match="another version of redis_sync_aio"):
@@ -304,9 +308,18 @@ async def test_what_cannot_be_saved_or_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="limit must be at least 1, not 0"):
         async with tracing(limit=0):
             pass
-    (tmp_path / "other.json").write_text('{"traceEvents": []}')
-    with pytest.raises(ValueError, match="is not a trace of redis_sync_aio"):
-        merged(tmp_path / "other.json")
+    saved = json.loads((tmp_path / "empty.json").read_text())["redis_sync_aio"]
+    others: tuple[object, ...] = (
+        {"traceEvents": []},
+        [],
+        {"redis_sync_aio": {}},
+        {"redis_sync_aio": saved | {"turns": [{"colour": "red"}]}},
+        {"redis_sync_aio": {key: value for key, value in saved.items() if key != "marks"}},
+    )
+    for other in others:
+        (tmp_path / "other.json").write_text(json.dumps(other))
+        with pytest.raises(ValueError, match="is not a trace of redis_sync_aio"):
+            merged(tmp_path / "other.json")
     with pytest.raises(ValueError, match="there is no file to read"):
         merged()
 
