@@ -120,8 +120,10 @@ class Meter:
     a pattern that is as good as a name costs no memory.
     """
 
-    def __init__(self, measure: Measure) -> None:
+    def __init__(self, measure: Measure, inherited: bool = True) -> None:
+        """Make it; ``inherited``: whether a forked child begins with the values of its parent, not with zeros."""
         self._measure = measure
+        self._inherited = inherited
         self._patterns: set[str] = set()
         self._attributes: dict[tuple[str, str, str], Attributes] = {}
         self._open: dict[int, tuple[Series, Attributes]] = {}  # by request: what it counts in
@@ -131,7 +133,9 @@ class Meter:
         """Measure one event."""
         if self._pid != os.getpid():  # a forked child: what its parent waits for and holds is the parent's
             self._pid = os.getpid()
-            self.close()
+            if self._inherited:
+                self.close()
+            self._open.clear()
         match event:
             case Requested():
                 self._enter(event.request, WAITING, self.attributes(event))

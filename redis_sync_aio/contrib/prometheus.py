@@ -12,6 +12,7 @@ The series are those of OpenTelemetry (`redis_sync_aio.contrib.otel`), named as 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -40,7 +41,7 @@ class PrometheusObserver:
         self._metrics: list[Metric] = []
         self._closing = ExitStack()
         try:
-            self._meter = _series.Meter(self._recorder())
+            self._meter = _series.Meter(self._recorder(), inherited=not _multiprocess())
         except ValueError:
             self.close()
             raise
@@ -82,6 +83,11 @@ class PrometheusObserver:
         gauge = Gauge(name, text, labels, registry=self._registry, multiprocess_mode="livesum")
         self._metrics.append(gauge)
         return lambda value, attributes: gauge.labels(*_values(series, attributes)).inc(value)
+
+
+def _multiprocess() -> bool:
+    """Return whether each process has values of its own, in files: those of a forked child begin at zero."""
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ
 
 
 def _values(series: Series, attributes: Attributes) -> list[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost
 from redis_sync_aio.contrib import prometheus
 from redis_sync_aio.instrumentation import ConnectionRestored, Granted, RenewedLate, Requested
 from tests.support.clusters import Nodes
+from tests.support.programs import PATIENCE, environment
 
 NAMES = {
     "redis_sync_aio_acquire_duration_seconds": "histogram",
@@ -144,6 +148,41 @@ def test_a_forked_child_does_not_count_what_its_parent_holds(monkeypatch: pytest
         observer(Requested(**facts, request=2))
         assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("a:*",): 0}
         assert values(registry, "redis_sync_aio_waiting", "lock_pattern") == {("a:*",): 1}
+
+
+FORKING = """
+import os
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+from redis_sync_aio.contrib.prometheus import PrometheusObserver
+from redis_sync_aio.instrumentation import Granted, Requested
+
+facts = dict(kind="lock", pattern="a:*", server="h:6379", time=1.0)
+observer = PrometheusObserver(CollectorRegistry())
+observer(Requested(**facts, name="a:1", request=1))
+observer(Granted(**facts, name="a:1", request=1, waited=0.1, contended=False, fence=1, token="t"))
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    values = {one.name: one.value for metric in registry.collect() for one in metric.samples}
+    assert (values["redis_sync_aio_held"], values["redis_sync_aio_waiting"]) == (1, 1), values
+else:
+    observer(Requested(**facts, name="a:2", request=2))
+    os._exit(0)
+"""
+
+
+def test_in_multi_process_mode_a_forked_child_leaves_the_counts_of_its_parent(tmp_path: Path) -> None:
+    """Its own values begin at zero there, and the gauges are sums over all processes."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING],
+        env=environment(PROMETHEUS_MULTIPROC_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_registry_that_has_the_series_is_refused() -> None:
