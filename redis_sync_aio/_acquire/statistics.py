@@ -28,7 +28,7 @@ class HeldHere:
 
     Attributes:
         name: name of the lock. A reentrant lock and a multi-lock are shown as the locks that they are made of.
-        kind: "lock", "robust", "semaphore", "read" or "write".
+        kind: "lock", "robust", "semaphore", "read" or "write"; for a moment "event", "latch" or "barrier".
         token, identity, fence: of the lease.
         weight: how many permits; 1 for all but semaphores.
         held_for: seconds since the grant.

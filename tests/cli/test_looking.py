@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -110,6 +111,38 @@ async def test_a_token_chooses_one_permit(server: EmbeddedServer, sync: Coordina
     nobody = await ran_json("release", "x", "--host", "elsewhere", "--yes", *url, expect=[1])
     assert nobody["released"] == []
     await kept.release()
+
+
+@pytest.mark.ci
+async def test_an_event_is_waited_for_and_never_held(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
+) -> None:
+    """Why its waiters wait is said. One that was let in, and has not said so yet, is not in the way of `release`."""
+    url = ("--url", server.url)
+    waiting = asyncio.create_task(other.event("go").wait())
+    await seen(redis, "go", lambda it: len(it.waiters) == 1)
+    shown = (await ran("show", "go", *url)).stdout
+    assert "go  event at " in shown
+    assert "nobody has set it" in shown
+    assert "waiting: 1" in shown
+    assert "free" not in shown
+    lease = await sync.lock("go", ttl=3600).acquire()
+
+    async def set_it() -> None:
+        async with server.client() as client, Coordinator(client) as third:
+            await third.event("go").set()
+
+    # The loop of the waiter stands still until the lock of the same name is released.
+    thread = threading.Thread(target=lambda: asyncio.run(set_it()))
+    thread.start()
+    thread.join()
+    done = command("release", "go", "--yes", *url)
+    assert (done.returncode, done.stdout) == (0, "released\n")
+    await waiting
+    with pytest.raises(LeaseLost):
+        await lease.extend(30)
+    shown = (await ran("show", "go", *url)).stdout
+    assert "nobody waits for it" in shown
 
 
 async def test_another_programs_lock_needs_force(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:

@@ -40,7 +40,7 @@ def ls(
     idle: Annotated[bool, typer.Option("--all", "-a", help="Also what nobody holds or waits for now.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most names to list.")] = 1000,
 ) -> None:
-    """List locks, semaphores and read/write locks that are held or waited for.
+    """List what is held or waited for: locks, semaphores, read/write locks, events, latches and barriers.
 
     In a pipe: tab-separated name, kind, holder, seconds held, seconds left, waiters, longest wait, problems. Only
     reads are sent to the server.

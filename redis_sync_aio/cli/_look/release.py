@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld, ReadSide
+from redis_sync_aio._acquire.waits import CLOSED
 from redis_sync_aio.inspection import HolderView, Kind, NameView, escape, inspect
 
 from .._failures import INTERRUPTED, USAGE, Failure
@@ -80,7 +81,8 @@ async def release_name(session: Session, name: str, kind: str | None, choice: Ch
     """Find the holders that are meant, ask, and end their leases."""
     choice.check()
     found = await inspect(session.client, escape(name), shown=MOST, prefix=session.prefix)
-    views = [it for it in found if it.holders and kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
+    held = [it for it in found if it.holders and it.kind not in CLOSED]
+    views = [it for it in held if kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
     if not views:
         return report(session, name, [], f"nobody holds {words.plain(name)!r}")
     if len(views) > 1:

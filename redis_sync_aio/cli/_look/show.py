@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from redis_sync_aio._acquire.waits import CLOSED
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
 
 from .._session import Session, execute
@@ -68,9 +69,11 @@ def lines(view: NameView) -> Iterator[Text]:
 
 
 def state(view: NameView) -> str:
-    """Return what is held of it."""
+    """Return what is held of it, or whether it lets in those that wait."""
     if any(it.code == "unreadable" for it in view.problems):
         return "not readable for this user"
+    if view.kind in CLOSED:
+        return CLOSED[view.kind] if view.waiting else "nobody waits for it"
     fence = f", last fence {view.fence}" if view.fence else ""
     if view.limit not in (None, 1):
         return f"{view.held} of {view.limit} permits are held{fence}"
