@@ -125,7 +125,7 @@ def waiting_long(lock: str, seconds: float, holder: str, waiting: int, itself: b
     _warn(
         "waiting_long",
         "a task has waited for %(lock)r for %(seconds).0f seconds: %(holder)s; %(waiting)d wait for it. %(advice)s"
-        "Look at statistics(), or give acquire() a timeout",
+        "Look at statistics(), or wait with a timeout",
         lock=lock,
         seconds=seconds,
         holder=holder,
