@@ -29,6 +29,7 @@ later gets no events of requests that began before.
   The downgrade of any other writer changes nothing here: that request stays "write" to its end.
 - Tasks that share what their process holds (``share=True``) have a request each. `HandedOver` says that no server was
   asked.
+- A waiter of an event, a latch or a barrier holds nothing: `Released` follows `Granted` immediately.
 - The events of a Redlock go to the observers of the first of its coordinators.
 - `redis_sync_aio.compat.Lock` has no events: its lock may be released by any process that knows the token.
 """

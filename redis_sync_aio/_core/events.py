@@ -81,6 +81,8 @@ class Withdrawn(Event):
 class Released(Event):
     """A lease was released, as the server confirmed, or handed on inside this process.
 
+    A waiter of an event, a latch or a barrier holds nothing: this follows `Granted` immediately.
+
     Attributes:
         held: seconds since `Granted`.
     """

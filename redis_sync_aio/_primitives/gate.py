@@ -53,6 +53,8 @@ class Gate(PermitPrimitive):
     async def wait(self, timeout: Seconds | None) -> int:
         """Wait until this waiter is let in; return the fence of its permit."""
         grant = await self._grant(self._request(None, None, timeout))
+        if grant.observation is not None:
+            grant.observation.end(None)  # it was let in; what becomes of its permit is no loss
         grant.give_back()
         return grant.fence
 

@@ -428,6 +428,16 @@ async def test_the_line_of_the_log_has_the_facts_of_the_event(
     assert (facts["lock"], facts["reason"], facts["request"]) == (lost.name, lost.reason, lost.request)
 
 
+async def test_what_was_let_in_is_never_lost(sync: Coordinator, told: Told) -> None:
+    """Not even if the server does not answer any more: it holds nothing."""
+    await sync.event("x").set()
+    await sync.latch("x", count=1).count_down()
+    for pass_it in (sync.event("x").wait, sync.latch("x", count=1).wait, sync.barrier("x", parties=1).wait):
+        await pass_it()
+        assert told.names == ["Requested", "Granted", "Released"]
+        told.clear()
+
+
 # -- the coordinator ---------------------------------------------------------------------------------------
 
 
