@@ -132,10 +132,8 @@ class Meter:
     def __call__(self, event: Event) -> None:
         """Measure one event."""
         if self._pid != os.getpid():  # a forked child: what its parent waits for and holds is the parent's
+            self.close()
             self._pid = os.getpid()
-            if self._inherited:
-                self.close()
-            self._open.clear()
         match event:
             case Requested():
                 self._enter(event.request, WAITING, self.attributes(event))
@@ -165,8 +163,10 @@ class Meter:
 
     def close(self) -> None:
         """Take what still waits or is held out of the counts, since their ends will not be seen."""
-        for request in list(self._open):
-            self._leave(request)
+        if self._inherited or self._pid == os.getpid():
+            for request in list(self._open):
+                self._leave(request)
+        self._open.clear()
 
     def attributes(self, event: Event) -> Attributes:
         """Return what every series of a lock says: its kind, its pattern and its server."""

@@ -42,6 +42,7 @@ class PrometheusObserver:
         self._closing = ExitStack()
         try:
             self._meter = _series.Meter(self._recorder(), inherited=not _multiprocess())
+            self._closing.callback(self._meter.close)  # files of the multi-process mode outlive this
         except ValueError:
             self.close()
             raise

@@ -161,12 +161,18 @@ facts = dict(kind="lock", pattern="a:*", server="h:6379", time=1.0)
 observer = PrometheusObserver(CollectorRegistry())
 observer(Requested(**facts, name="a:1", request=1))
 observer(Granted(**facts, name="a:1", request=1, waited=0.1, contended=False, fence=1, token="t"))
-if child := os.fork():
-    assert os.waitpid(child, 0)[1] == 0
+
+def gauges():
     registry = CollectorRegistry()
     MultiProcessCollector(registry)
     values = {one.name: one.value for metric in registry.collect() for one in metric.samples}
-    assert (values["redis_sync_aio_held"], values["redis_sync_aio_waiting"]) == (1, 1), values
+    return values["redis_sync_aio_held"], values["redis_sync_aio_waiting"]
+
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    assert gauges() == (1, 1), gauges()
+    observer.close()
+    assert gauges() == (0, 1), gauges()
 else:
     observer(Requested(**facts, name="a:2", request=2))
     os._exit(0)
@@ -174,7 +180,7 @@ else:
 
 
 def test_in_multi_process_mode_a_forked_child_leaves_the_counts_of_its_parent(tmp_path: Path) -> None:
-    """Its own values begin at zero there, and the gauges are sums over all processes."""
+    """Its own values begin at zero there, and the gauges are sums over all processes, also once one has closed."""
     done = subprocess.run(
         [sys.executable, "-c", FORKING],
         env=environment(PROMETHEUS_MULTIPROC_DIR=str(tmp_path)),
