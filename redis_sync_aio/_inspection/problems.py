@@ -96,6 +96,15 @@ def over_limit(held: int, limit: int) -> Problem:
     )
 
 
+def broken() -> Problem:
+    """Describe a barrier that was broken, and not reset."""
+    return Problem(
+        "broken",
+        "a party ended while it waited, or abort() was called: the barrier is broken, so all parties that come get "
+        "BrokenBarrierError. Once all have got it, await AsyncBarrier(…).reset()",
+    )
+
+
 def clock_behind(ahead: float) -> Problem:
     """Describe a fence from the future."""
     return Problem(

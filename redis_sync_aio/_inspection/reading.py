@@ -291,6 +291,8 @@ class PermitReading(_Reading):
         number = self._usable(number, self._permits, 0)
         if (self._used and not number) or (live and used is None):
             self.problems.append(problems.permits_lost())
+        if self.kind == "barrier" and self._limit > 0:
+            self.problems.append(problems.broken())
         self._take_queue(queue)
         self._found = bool(self._live)
         return self._active
@@ -324,7 +326,7 @@ class PermitReading(_Reading):
             held = 1
         if not (holders or self._gate) and any(it.alive is not False for it in waiters):
             self.problems.append(problems.queue_without_holder(waiters[0].polls))
-        if not shared and held > self._limit > 0:
+        if not (shared or self._gate) and held > self._limit > 0:
             self.problems.append(problems.over_limit(held, self._limit))
         self._judge_keys(self._fence, now)
         limit = None if shared or self._gate else self._limit or None

@@ -19,6 +19,7 @@ ProblemCode: TypeAlias = Literal[
     "fence_lost",
     "permits_lost",
     "over_limit",
+    "broken",
     "clock_behind",
     "wrong_type",
     "unreadable",

@@ -141,6 +141,16 @@ async def test_more_permits_than_there_are(redis: Redis, sync: Coordinator) -> N
         assert "3 permits are held, and the limit is 1" in await problem(redis, "over_limit")
 
 
+async def test_a_broken_barrier(redis: Redis, sync: Coordinator) -> None:
+    """Until it is reset, also while nobody waits."""
+    barrier = sync.barrier("x", parties=2)
+    await barrier.abort()
+    assert "await AsyncBarrier(…).reset()" in await problem(redis, "broken")
+    assert [it.name for it in await inspect(redis, "*")] == ["x"]
+    await barrier.reset()
+    assert await inspect(redis, "x") == ()
+
+
 async def test_a_clock_that_went_back(redis: Redis, sync: Coordinator) -> None:
     async with sync.lock("x") as lease:
         await redis.set(lock_keys(b"x").fence, f"{lease.fence + 3_600_000_000} {lease.token}")
