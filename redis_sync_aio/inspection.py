@@ -51,7 +51,7 @@ async def inspect(
     idle: bool = False,
     prefix: str | None = None,
 ) -> tuple[NameView, ...]:
-    """Return the locks, semaphores and read/write locks that are held or waited for, sorted by name.
+    """Return what is held or waited for, sorted by name: locks, semaphores, read/write locks, events and so on.
 
     Only commands that read are sent, over a connection of the client's pool. The names are found by SCAN, so the time
     grows with the number of keys on the server; each step takes less than a millisecond of it. A pattern without

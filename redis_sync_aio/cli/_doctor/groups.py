@@ -57,7 +57,7 @@ def rights(found: Rights) -> Iterator[Finding]:
         yield Finding("scripts", "ok", f"{whose} may call scripts")
     if found.missing:
         what = f"{whose} may not run {', '.join(found.missing)}"
-        meaning = "Locks, semaphores or read/write locks that need them raise PermissionDenied."
+        meaning = "Locks, semaphores and all else that needs them raise PermissionDenied."
         yield Finding("commands", "bad", what, meaning, "allow them (docs/servers.md, Rights)")
     elif found.commands_known:
         yield Finding("commands", "ok", f"{whose} may run all commands that locks need")

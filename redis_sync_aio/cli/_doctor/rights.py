@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "ZRANGEBYSCORE": (KEY, 0, 0),
     "ZREMRANGEBYRANK": (KEY, 0, 0),
 }
-"""The commands in the scripts of locks, semaphores and read/write locks, with arguments for ACL DRYRUN."""
+"""The commands in the scripts of locks, semaphores and so on, with arguments for ACL DRYRUN."""
 SAMPLE = re.compile(r"\*+|\?|\[[^\]]*\]")
 """The part of a pattern that it leaves open."""
 UNKNOWN = "0" * 40
