@@ -59,9 +59,11 @@ class Shared:
 
 
 def not_empty(name: str) -> str:
-    """Return a name or pattern of the command line; raise BadParameter if it is empty."""
+    """Return a name or pattern of the command line; raise BadParameter if it is empty, or no text."""
     if not name:
         raise typer.BadParameter("it is empty")
+    if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
+        raise typer.BadParameter("it is not UTF-8; in a pattern, ? stands for such a byte")
     return name
 
 

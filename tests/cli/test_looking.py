@@ -189,6 +189,18 @@ async def test_an_empty_name_is_wrong_usage(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.ci
+async def test_a_name_that_is_no_text_is_wrong_usage(server: EmbeddedServer, sync: Coordinator) -> None:
+    """It is no bug of the command, which says how to find the lock all the same."""
+    for words in (["release", "x\udcff", "--json"], ["ls", "x\udcff*"]):
+        done = await ran(*words, "--url", server.url)
+        assert done.returncode == 2
+        assert "it is not UTF-8; in a pattern, ? stands for such a byte" in done.stderr
+        assert done.stderr.count("\n") == 1
+    async with sync.lock(b"x\xff"):
+        assert (await ran("ls", "x?", "--url", server.url)).stdout.startswith("x\\xff\tlock\t")
+
+
+@pytest.mark.ci
 async def test_a_name_that_may_not_be_read_is_not_called_free(
     server: EmbeddedServer, redis: Redis, sync: Coordinator
 ) -> None:

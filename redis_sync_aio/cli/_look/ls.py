@@ -23,7 +23,7 @@ EXITS = {0: "the names were listed, also when there are none"}
 def finished(pattern: str) -> str:
     """Return a pattern of the command line; raise BadParameter if it is empty, or has no end."""
     try:
-        check(not_empty(pattern).encode(errors="surrogateescape"))
+        check(not_empty(pattern).encode())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     return pattern
