@@ -19,6 +19,9 @@ OTHER = "(other)"
 MAX_PATTERNS = 200
 """The greatest number of patterns that get series of their own."""
 
+NEVER_HELD = frozenset({"event", "latch", "barrier"})
+"""Kinds that let waiters pass: none of them holds anything then, so only their waits are measured."""
+
 Attributes = Mapping[str, str | int]
 Measure = Callable[["Series", float, Attributes], None]
 """Record one value: a duration of a histogram, an amount to add to the others."""
@@ -141,7 +144,8 @@ class Meter:
                 base = self.attributes(event)
                 self._leave(event.request)
                 self._measure(ACQUIRE, event.waited, {**base, "outcome": "granted"})
-                self._enter(event.request, HELD, base)
+                if event.kind not in NEVER_HELD:
+                    self._enter(event.request, HELD, base)
             case Withdrawn():
                 self._leave(event.request)
                 ended = {**self.attributes(event), "outcome": event.outcome}
@@ -150,7 +154,8 @@ class Meter:
                 self._measure(ACQUIRE, event.waited, ended)
             case Released():
                 self._leave(event.request)
-                self._measure(HOLD, event.held, {**self.attributes(event), "outcome": "released"})
+                if event.kind not in NEVER_HELD:
+                    self._measure(HOLD, event.held, {**self.attributes(event), "outcome": "released"})
             case Lost():
                 base = self.attributes(event)
                 self._leave(event.request)

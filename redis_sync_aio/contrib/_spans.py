@@ -10,7 +10,7 @@ from opentelemetry.util.types import AttributeValue
 
 from .._core.clock import wall_ns
 from .._core.events import Event, Granted, Lost, Released, Withdrawn
-from ._series import Attributes, error_type
+from ._series import NEVER_HELD, Attributes, error_type
 
 AcquireSpans = Literal["waited", "always", "never"]
 """Which requests get a span of their own."""
@@ -42,7 +42,7 @@ class Spans:
                 named["lock.fence"] = event.fence
                 if self._wants(event.contended):
                     self._acquired(event, {**named, "outcome": "granted"})
-                if self._hold:
+                if self._hold and event.kind not in NEVER_HELD:
                     name = f"hold {attributes['lock.pattern']}"
                     self._holds[event.request] = self._tracer.start_span(name, attributes=named)
             case Withdrawn():

@@ -29,6 +29,7 @@ from redis_sync_aio.contrib.otel_instrumentor import RedisSyncAioInstrumentor
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, Granted, RenewedLate, Requested
 from tests.support.body import FAST, waits
+from tests.support.inspecting import seen
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
 
@@ -201,6 +202,16 @@ def test_late_renewals_and_reconnections_are_measured(exported: Exported) -> Non
     attributes, reconnects = exported.point("connection.reconnects")
     assert attributes == {"db.system.name": "redis", "server.address": "/run/redis.sock"}
     assert reconnects.value == 2
+
+
+async def test_what_is_never_held_has_no_span_of_a_hold(
+    redis: Redis, observed: Coordinator, exported: Exported
+) -> None:
+    waiting = asyncio.create_task(observed.event("a").wait())
+    await seen(redis, "a", lambda it: it.waiting)
+    await observed.event("a").set()
+    await waiting
+    assert list(exported.spans) == ["acquire a"]
 
 
 async def test_only_waits_have_spans_unless_all_are_asked_for(redis: Redis, exported: Exported) -> None:

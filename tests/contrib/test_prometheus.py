@@ -87,6 +87,19 @@ async def test_one_coordinator_can_be_observed_alone(redis: Redis, other: Coordi
         assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("a:*",): 1}
 
 
+async def test_an_event_is_waited_for_and_never_held(redis: Redis) -> None:
+    registry = CollectorRegistry()
+    with prometheus.collect(registry):
+        async with Coordinator(redis) as sync, sync.lock("a"):
+            await sync.event("a").set()
+            await sync.event("a").wait()
+            await sync.barrier("a", parties=1).wait()
+            waits = values(registry, "redis_sync_aio_acquire_duration_seconds_count", "lock_kind")
+            assert waits == {("lock",): 1, ("event",): 1, ("barrier",): 1}
+            assert values(registry, "redis_sync_aio_held", "lock_kind") == {("lock",): 1}
+        assert values(registry, "redis_sync_aio_hold_duration_seconds_count", "lock_kind") == {("lock",): 1}
+
+
 def test_late_renewals_and_reconnections_are_measured() -> None:
     """These are hard to cause on purpose, so the observer is given the events themselves."""
     registry = CollectorRegistry()
