@@ -11,7 +11,7 @@ from .._client.settings import Client
 from .._core.arguments import Name, Seconds
 from .._core.keys import Engine, PermitKind, permit_keys
 from .._leases.grant import Grant
-from .._scripts.constants import TOMBSTONE_MS
+from .._scripts.constants import TEN_YEARS_MS, TOMBSTONE_MS
 from ..errors import AcquireTimeout
 from .base import PermitPrimitive
 from .options import LeaseOptions
@@ -72,7 +72,11 @@ class Gate(PermitPrimitive):
 
     async def count_down(self, by: int, lasts_ms: int, identity: bytes | None = None) -> int:
         """Count it down ``by`` so much, or close it again (0); return the count that is left."""
-        token, token_ms = self.token() if identity is None else (b"by:" + identity, lasts_ms)
+        if identity is None:
+            token, token_ms = self.token()
+            lasts_ms = max(lasts_ms, token_ms)
+        else:  # it counts once, as long as the count is remembered
+            token, token_ms = b"by:" + identity, TEN_YEARS_MS
         words = (token, by, self.whole, lasts_ms, token_ms)
         reply = await self._at_work().ask(
             lambda commands, told: commands.count_down(self._keys, words, told), goes_on=True

@@ -221,11 +221,31 @@ async def test_an_identity_counts_once(latch: AsyncCountDownLatch, far_latch: As
     assert await latch.count_down(identity="one") == 0
 
 
-async def test_each_count_counts_once_wherever_its_task_is_cancelled(
-    latch: AsyncCountDownLatch, sync: Coordinator
+async def test_an_identity_counts_once_for_as_long_as_the_latch_is_remembered(
+    sync: Coordinator, engine: Any, redis: Redis
 ) -> None:
+    """That is an hour at least, whatever ``lasts`` says."""
+    latch, hour = AsyncCountDownLatch(sync, NAME, 3, lasts=0.01, engine=engine), 3600
+    assert await latch.count_down(identity="one") == 2
+
+    async def micros() -> int:
+        seconds, micros = await redis.time()
+        return int(seconds) * 1_000_000 + int(micros)
+
+    begun = await micros()
+
+    async def over() -> bool:
+        return await micros() > begun + 100_000
+
+    await wait_until(over, FAST, timeout=PATIENCE)
+    assert await latch.count_down(identity="one") == await latch.count() == 2
+    for key in ("{party}:latch", "{party}:latch:state"):
+        assert hour <= await redis.ttl(key) <= 2.5 * hour
+
+
+async def test_each_count_counts_once_wherever_its_task_is_cancelled(sync: Coordinator, engine: Any) -> None:
     """P5: a count that was sent counts; one that was not does not."""
-    counted = AsyncCountDownLatch(sync, f"{NAME} of many", 1000)
+    counted = AsyncCountDownLatch(sync, f"{NAME} of many", 1000, engine=engine)
 
     async def check(outcome: Outcome[int]) -> None:
         async def settled() -> bool:

@@ -2,7 +2,7 @@
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token of this count  2 by how much; 0: close it  3 the count of a gate that is closed
 --        again, or that the server does not know  4 ms that the count is remembered at least
---        5 ms that the token is remembered
+--        5 ms that the token is remembered, as long as the count is
 -- REPLY  the count that is left; 0: it is open
 -- REPLAY A token that has counted changes nothing, as long as it is remembered.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
@@ -18,9 +18,9 @@ if not permit(ARGV[1]) then
   count = by == 0 and whole or math.max(count - by, 0)
   limit = count == 0 and OPEN_LIMIT or -count
   redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', string.format('%.0f', fence))
-  kept = 0 -- a gate that is closed is not remembered for as long as one that is open
-  keep(ARGV[4] + 0, false)
   leave_tombstone(ARGV[1], ARGV[5] + 0)
+  kept = 0 -- neither an open gate nor a token keeps a closed gate for longer than ARGV[4]
+  keep(ARGV[4] + 0, true)
   settle('')
 end
 save()
