@@ -3,6 +3,8 @@
 local time, lives_ms = math.floor(now / 1000), math.max(ARGV[7] + 0, ARGV[4] + 0)
 local alive, look = true, math.max(1, math.floor(lives_ms / 3))
 local inbox = string.match(ticket, '^([^|]+)|')
+-- PEXPIRE first: it is allowed when out of memory, and then so is the rest of the script.
+if present then redis.call('PEXPIRE', POLLS, QUEUE_TTL_MS) end
 for _, member in ipairs(waiting) do
   if member == ticket or inbox and string.sub(member, 1, #inbox + 1) == inbox .. '|' then
     redis.call('ZADD', POLLS, time + lives_ms, member)
