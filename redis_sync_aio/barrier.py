@@ -126,7 +126,7 @@ class AsyncBarrier:
         """Break it: all that wait, and all that come, get BrokenBarrierError until `reset`.
 
         Raises Unreachable (it may or may not be broken), CommandRefused, CoordinatorClosed, WrongContext as
-        `AsyncLock.acquire`. On cancellation it goes on in the background. A day later it counts as new.
+        `AsyncLock.acquire`. On cancellation it goes on in the background. The server remembers it for a day at least.
         """
         await self._parties.end(broken=True)
 

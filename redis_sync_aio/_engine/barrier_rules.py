@@ -6,7 +6,7 @@ turns all tickets into permits. The limit is minus the number of parties, and ab
 
 from __future__ import annotations
 
-from .._scripts.constants import ASK_AGAIN, Outcome
+from .._scripts.constants import ASK_AGAIN, DAY_MS, Outcome
 from .permit_rules import PermitDecision, PermitDraft
 from .snapshot import PermitSnapshot, Ticket
 
@@ -101,6 +101,7 @@ def _send_away(draft: PermitDraft, mine: bytes, limit: int) -> None:
             if ticket.inbox:
                 draft.tell(ticket.inbox, ticket.number, ASK_AGAIN, 0)
     draft.limit = draft.known_limit = limit
+    draft.lasts = DAY_MS
 
 
 def break_(before: PermitSnapshot, token: bytes, parties: int, broken: bool, token_ms: int) -> PermitDecision:

@@ -90,7 +90,7 @@ class PermitSnapshot:
     deaf: frozenset[bytes] = frozenset()  # inboxes without a listener: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
     resized: bool = False  # whether a resize set the limit: then no other request changes it
-    lasts: int = field(default=0, compare=False)  # after a count: for how many ms it is remembered
+    lasts: int = field(default=0, compare=False)  # for how many ms a count, or a broken barrier, is remembered
     packed: bool = False  # nothing was free before some of the expired permits were dropped
 
 

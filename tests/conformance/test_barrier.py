@@ -159,6 +159,11 @@ async def test_abort_breaks_it_until_it_is_reset(barrier: AsyncBarrier, far: Asy
         await asyncio.gather(*tasks)
 
 
+async def test_it_stays_broken_for_a_day_at_least(barrier: AsyncBarrier, redis: Redis) -> None:
+    await barrier.abort()
+    assert await redis.ttl("{start}:barrier:state") >= 24 * 3600
+
+
 async def test_reset_sends_away_those_that_wait(barrier: AsyncBarrier, far: AsyncBarrier) -> None:
     async with asyncio.timeout(PATIENCE):
         tasks = await waiting(far, far.wait(), barrier.wait())
@@ -297,3 +302,27 @@ async def test_a_server_that_lost_its_data_breaks_it() -> None:
                 tasks = await waiting(barrier, barrier.wait(), barrier.wait())
                 assert await barrier.wait() == 2
                 await asyncio.gather(*tasks)
+
+
+@pytest.mark.ci
+async def test_parties_wait_on_while_the_server_is_out_of_memory() -> None:
+    """Keeping them alive needs no memory."""
+    with EmbeddedServer(port=0) as server:
+        async with server.client() as redis, Coordinator(redis, poll_cap=0.05) as sync:
+            barrier = AsyncBarrier(sync, NAME, 2)
+            (task,) = await waiting(barrier, barrier.wait())
+
+            async def until() -> float:
+                found: Any = await redis.zrange("{start}:barrier:polls", 0, -1, withscores=True)
+                return float(found[0][1])
+
+            await redis.config_set("maxmemory", 1)
+            begun = await until()
+
+            async def asked_again() -> bool:
+                return task.done() or await until() > begun
+
+            await wait_until(asked_again, FAST, timeout=PATIENCE)
+            await redis.config_set("maxmemory", 0)
+            async with asyncio.timeout(PATIENCE):
+                assert {await barrier.wait(), await task} == {0, 1}
