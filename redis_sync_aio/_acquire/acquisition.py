@@ -239,7 +239,7 @@ class Acquisition:
         claimed = request.auto_renew and duration < request.ttl_ms / 1000
         if claimed and not request.reusable:
             least = min(request.ttl_ms, resource.hub.claim_ms) / 1000 / LEAST_PART
-        if deadline <= now() + least:
+        if deadline <= now() + least and request.grant_type.protects:
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
             if not request.reusable:
                 self._undo_all()

@@ -103,6 +103,8 @@ class Grant:
     reason: LossReason | None = None
     cause: Cause | None = None
     """Facts about the loss, once it is lost."""
+    protects = True
+    """Whether it protects something. False: it counts however late it arrives."""
     reports_loss = True
     """Whether its loss is logged. False for a part of something that logs its own loss."""
     loss_reported: bool = False

@@ -21,9 +21,9 @@ REMEMBERED = 60.0
 
 
 class Pass(Grant):
-    """The permit of a waiter that was let in. It protects nothing, so its end is no loss."""
+    """The permit of a waiter that was let in. Its end is no loss, and however late it arrives, the waiter is let in."""
 
-    reports_loss = False
+    protects = reports_loss = False
 
 
 class Gate(PermitPrimitive):

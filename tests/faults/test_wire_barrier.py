@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -10,7 +11,8 @@ from redis_sync_aio import AsyncBarrier, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import SEMAPHORE
-from ..support.proxy import anything, script
+from ..support.inside import gate
+from ..support.proxy import DELAY_REPLY, anything, script
 from ..support.timed import failures
 from ..support.wire_sweep import ANSWERS, PUSHES, WIRE
 from ..support.wired import BREAK, JOIN, SOON, Wired, wired
@@ -18,6 +20,15 @@ from ..support.wired import quiet_loop as quiet_loop
 
 pytestmark = pytest.mark.timing
 FAULTS = WIRE | ANSWERS
+
+
+def joined(barrier: AsyncBarrier) -> Callable[[], Awaitable[bool]]:
+    """Return a condition: one party waits."""
+
+    async def there() -> bool:
+        return await barrier.n_waiting() == 1
+
+    return there
 
 
 async def meet(w: Wired, faulty: AsyncBarrier, sound: AsyncBarrier) -> None:
@@ -30,16 +41,24 @@ async def meet(w: Wired, faulty: AsyncBarrier, sound: AsyncBarrier) -> None:
     await wait_until(there, SOON, timeout=30)
     assert {await sound.wait(), await first} == {0, 1}
     second = asyncio.create_task(sound.wait())
-    await wait_until(there_of(sound), SOON, timeout=30)
+    await wait_until(joined(sound), SOON, timeout=30)
     assert {await faulty.wait(), await second} == {0, 1}
     assert (await sound.n_waiting(), await sound.broken()) == (0, False)
 
 
-def there_of(barrier: AsyncBarrier):  # type: ignore[no-untyped-def]
-    async def there() -> bool:
-        return await barrier.n_waiting() == 1
-
-    return there
+async def test_a_party_passes_however_late_the_answer_comes(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have passed with it. If it joined again, it would wait for those that do not come again."""
+    monkeypatch.setattr(gate, "REMEMBERED", 0.2)
+    async with wired(server, name="late", kind=SEMAPHORE, response_timeout=30) as w, asyncio.timeout(60):
+        late, sound = AsyncBarrier(w.sync, "late", 2), AsyncBarrier(w.other, "late", 2)
+        assert not await late.broken()  # its connection is there
+        rule = w.proxy.on(script(JOIN.sha), DELAY_REPLY(1.0))
+        first = asyncio.create_task(sound.wait())
+        await wait_until(joined(sound), SOON, timeout=30)
+        assert (await late.wait(), await first) == (1, 0)
+        assert rule.acted
 
 
 @pytest.mark.parametrize("mode", ["link", "plain"])

@@ -11,7 +11,8 @@ from redis_sync_aio import AsyncCountDownLatch, AsyncEvent, Unreachable, wait_un
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import SEMAPHORE
-from ..support.proxy import Action, script
+from ..support.inside import gate
+from ..support.proxy import DELAY, Action, anything, script
 from ..support.timed import failures
 from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import ACQUIRE, COUNT_DOWN, SOON, Wired, wired
@@ -69,6 +70,26 @@ async def test_sweep(server: EmbeddedServer, operation: Operation, mode: str) ->
 
     wrong = await failures(list(FAULTS), run)
     assert not wrong, "\n".join(f"{fault}: {error!r}" for fault, error in wrong)
+
+
+async def test_a_waiter_gets_in_however_late_the_push_comes(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the event is cleared before, and the server has forgotten whom it let in."""
+    monkeypatch.setattr(gate, "REMEMBERED", 0.2)
+    async with wired(server, name="late", kind=SEMAPHORE, response_timeout=30) as w, asyncio.timeout(60):
+        late, sound = AsyncEvent(w.sync, "late"), AsyncEvent(w.other, "late")
+        waiting = asyncio.create_task(late.wait())
+
+        async def there() -> bool:
+            return await w.direct.zcard("{late}:event:queue") == 1
+
+        await wait_until(there, SOON, timeout=30)
+        rule = w.proxy.on_push(anything, DELAY(1.0))
+        await sound.set()
+        await sound.clear()
+        assert await waiting
+        assert rule.acted
 
 
 async def test_a_count_without_an_answer_may_have_counted(server: EmbeddedServer) -> None:

@@ -58,7 +58,7 @@ from redis_sync_aio._leases.hold import Hold, OnLost
 from redis_sync_aio._leases.in_flight_counter import InFlightCounter
 from redis_sync_aio._leases.releases import Releases
 from redis_sync_aio._leases.terms import LeaseState
-from redis_sync_aio._primitives import majority, quorum
+from redis_sync_aio._primitives import gate, majority, quorum
 from redis_sync_aio._primitives.lease_group import _groups as lease_groups
 from redis_sync_aio._primitives.try_all import try_acquire_all
 from redis_sync_aio._recovery.robust_grant import RobustGrant
@@ -157,6 +157,7 @@ __all__ = [
     "cohort_of",
     "cohorts_of",
     "converse",
+    "gate",
     "gate_keys",
     "hub_of",
     "hub_options",
