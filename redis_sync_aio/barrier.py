@@ -168,7 +168,7 @@ class AsyncBarrier:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Do nothing: what was passed cannot be left."""
+        """Do nothing: a party that has passed has left already."""
 
     def __repr__(self) -> str:
         return f"<AsyncBarrier {self.name!r} parties={self.parties} ttl={self._parties.ttl / 1000}>"

@@ -1,8 +1,8 @@
 """Events and latches: processes wait until one of them sets an event, or until a latch is counted down.
 
-Both are gates: they let in nobody, or everybody. On the server a gate consists of permits, and their limit says which
-(`permits/count_down.lua`). So it has the queue, the pushes and the clean-up of a semaphore. A waiter is granted a
-permit when the gate opens, and gives it back immediately.
+Both are gates: they let in nobody, or everybody. On the server a gate consists of permits, and their limit says whether
+it is open (`permits/count_down.lua`). So it has the queue, the pushes and the clean-up of a semaphore. A waiter is
+granted a permit when the gate opens, and gives it back immediately.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class AsyncEvent:
     """An `asyncio.Event` for all processes: tasks wait until one of them sets it.
 
     Guarantees: one `set` wakes everybody that waits then, in all processes, by one push to each, and every later
-    `wait` returns until `clear`. A `set` that came before the `wait` is seen. A waiter that the server knew when it was
-    set gets through, even if it is cleared immediately after, or if its connection was cut at that moment. What is
-    repeated because its answer was lost has one effect: a late copy of a `set` does not undo a `clear` that came after
-    it. Nothing is left behind by a waiter that is cancelled, or dies. (After a failover, waiters queue again.)
+    `wait` returns until `clear`. A `set` that came before the `wait` is seen. A waiter that was in the queue when the
+    event was set gets through, even if the event is cleared immediately after, or if the waiter's connection was cut at
+    that moment, for a minute at most. A command that is repeated because its answer was lost has one effect: a late
+    copy of a `set` does not undo a `clear` that came after it. A waiter that is cancelled, or dies, leaves nothing
+    behind. (After a failover, waiters queue again.)
 
     The server keeps it, so it stays set when the process that set it has ended. A server that restarts without its data
     has forgotten that: waiters go on waiting, so a process that knows better has to set it again.
@@ -80,7 +81,7 @@ class AsyncEvent:
         return True
 
     async def set(self) -> None:
-        """Set it: all that wait goes on. If it is set already, ``lasts`` begins again.
+        """Set it: all waiters go on. If it is set already, ``lasts`` begins again.
 
         Raises Unreachable (it may or may not be set), CommandRefused, CoordinatorClosed, WrongContext as
         `AsyncLock.acquire`. On cancellation it goes on in the background.
@@ -88,7 +89,7 @@ class AsyncEvent:
         await self._gate.count_down(1, self._lasts_ms)
 
     async def clear(self) -> None:
-        """Make it unset, so that `wait` waits. Those that waited when it was set go on all the same.
+        """Make it unset, so that `wait` waits. Tasks that waited when it was set go on all the same.
 
         Raises as `set`. On cancellation it goes on in the background.
         """
@@ -115,9 +116,9 @@ class AsyncCountDownLatch:
     """A latch for all processes: tasks wait until it was counted down to 0, by any of them. Then it stays open.
 
     Guarantees: each `count_down` counts exactly once, also if its answer was lost and the command is repeated; a call
-    with an ``identity`` counts once however often it is made, by any process. The last one wakes all that wait,
-    in all processes, by one push to each, and every later `wait` returns. Nothing is left behind by a waiter that is
-    cancelled, or dies.
+    with an ``identity`` counts once however often it is made, by any process. The last count wakes all waiters, in all
+    processes, by one push to each, and every later `wait` returns. A waiter that is cancelled, or dies, leaves nothing
+    behind.
 
     It counts work that is done, so it does not notice a worker that dies: give `wait` a timeout, and let the worker's
     successor count with the same identity. `AsyncBarrier` notices.
@@ -173,12 +174,12 @@ class AsyncCountDownLatch:
         await self._gate.wait(timeout)
 
     async def count_down(self, n: int = 1, *, identity: Name | None = None) -> int:
-        """Count down by ``n``, to 0 at the least, and return the count that is left. At 0 all that wait goes on.
+        """Count down by ``n``, to 0 at the least, and return the count that is left. At 0 all waiters go on.
 
         Args:
             n: by how much, 1 to 1,000,000,000.
-            identity: what counts, such as the part of the work that is done: it counts once, as long as the latch is
-                remembered, also if several processes say so. None: each call counts.
+            identity: a name for this count, such as the part of the work that is done: it counts once, as long as the
+                latch is remembered, also if several processes say so. None: each call counts.
 
         Raises Unreachable (it may or may not have counted: only with an identity it may be called again),
         CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`; TypeError, ValueError for a bad

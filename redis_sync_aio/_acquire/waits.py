@@ -41,7 +41,7 @@ CLOSED = {
     "latch": "it was not counted down to 0",
     "barrier": "not all of its parties have come",
 }
-"""By the kind of keys: why what lets in everybody lets in nobody."""
+"""The reason that a gate is closed, by the kind of its keys."""
 
 
 class Mark(NamedTuple):

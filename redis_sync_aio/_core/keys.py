@@ -225,7 +225,7 @@ class PermitKeys(Keys):
 
     @property
     def kind(self) -> PermitKind:
-        """What they are the keys of."""
+        """The kind of primitive that they belong to."""
         return cast("PermitKind", self.all[0].rpartition(b":")[2].decode())
 
 

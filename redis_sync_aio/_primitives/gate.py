@@ -1,4 +1,4 @@
-"""The permits of what processes wait for together: events, latches and barriers."""
+"""Gates: the common part of events, latches and barriers, which are made of permits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pass(Grant):
 
 
 class Gate(PermitPrimitive):
-    """What lets in nobody, or everybody. A waiter that was let in gives its permit back immediately."""
+    """A gate lets in nobody, or everybody. A waiter that was let in gives its permit back immediately."""
 
     _weight = 1
     _grant_type = Pass
@@ -41,7 +41,7 @@ class Gate(PermitPrimitive):
         engine: Engine,
         max_waiting: int | None = None,
     ) -> None:
-        """Make it; ``whole``: how many counts, or parties, open it when nobody has come yet."""
+        """Make it; ``whole``: how many counts, or parties, it takes to open it."""
         self._kind = kind
         self.whole = whole
         self._limit = -whole

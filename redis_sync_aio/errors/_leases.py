@@ -103,7 +103,7 @@ class AcquireTimeout(SyncError, TimeoutError):
     @staticmethod
     def of_gate(name: str, *, within: float | None, closed: str, answered: bool = True) -> AcquireTimeout:
         """Return the error for an event, a latch or a barrier that did not open in time; ``closed`` says why."""
-        why = f"{closed}; wait longer, or look for the process that should do it" if answered else _no_answer(name)
+        why = f"{closed}; wait longer, or find out which process is missing" if answered else _no_answer(name)
         return AcquireTimeout(f"{name!r} did not open{_within(within)}: {why}", name=name, answered=answered)
 
     @staticmethod

@@ -8,7 +8,7 @@ from ._base import SyncError
 
 
 class BrokenBarrierError(SyncError, AsyncioError):
-    """A barrier is broken, or was reset while this party waited: the others do not come. `AsyncBarrier` says why.
+    """A barrier is broken, or was reset while this party waited. `AsyncBarrier` says when that happens.
 
     ``name`` is the barrier's.
     """
@@ -16,12 +16,14 @@ class BrokenBarrierError(SyncError, AsyncioError):
     def __init__(self, *, name: str, broken: bool) -> None:
         """Word the message; ``broken``: until a reset."""
         if broken:
-            why = "is broken: it was aborted, or a party died or was cut off for longer than its ttl. When all parties "
-            why += "can begin again, call reset()"
+            why = (
+                "is broken: it was aborted, or a party died or was cut off for longer than its ttl. "
+                "When all parties can begin again, call reset()"
+            )
         else:
             why = (
-                "was reset while this party waited, or its server was replaced or lost it, so it is not known whether "
+                "was reset while this party waited, or the server was replaced or lost its data. "
+                "It is not known whether this party was counted. Call wait() again if all parties do"
             )
-            why += "this party was counted. Call wait() again if all parties do"
         super().__init__(f"the barrier {name!r} {why}")
         self.name = name
