@@ -21,7 +21,7 @@ from redis_sync_aio import AsyncBarrier, AsyncCountDownLatch, AsyncEvent, Broken
 from redis_sync_aio.embedded import EmbeddedServer
 
 WORKERS = ("ann", "bob", "cy")
-TTL = 3.0
+TTL = 6.0
 
 
 async def work(url: str, name: str) -> None:
