@@ -69,8 +69,9 @@ async def test_joining(server: EmbeddedServer, mode: str, skip: int) -> None:
     async def run(fault: str) -> None:
         name = f"barrier, {mode}, {skip}: {fault}"
         async with wired(server, mode, name=name, kind=SEMAPHORE) as w, asyncio.timeout(60):
-            w.proxy.on(script(JOIN.sha), FAULTS[fault], skip=skip)
+            rule = w.proxy.on(script(JOIN.sha), FAULTS[fault], skip=skip)
             await meet(w, AsyncBarrier(w.sync, name, 2), AsyncBarrier(w.other, name, 2))
+            assert rule.acted
 
     wrong = await failures(list(FAULTS), run)
     assert not wrong, "\n".join(f"{fault}: {error!r}" for fault, error in wrong)
