@@ -75,9 +75,9 @@ class AsyncBarrier:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: as of `AsyncSemaphore`; a barrier and a lock of one name have nothing to do with each other.
         parties: how many wait for each other, 1 to 1000; the same in all processes.
-        ttl: seconds or timedelta, 0.01 to ten years, within which the death of a party is noticed; polling, 2 at least.
-            Each process asks again in a third of it, so an event loop that stalls for longer than ``ttl`` breaks the
-            barrier, too.
+        ttl: seconds or timedelta, 0.01 to ten years, within which the death of a party is noticed. For a party that
+            polls it is 2 seconds at least, or four of its longest pauses. Each process asks again in a third of it, so
+            an event loop that stalls for longer than ``ttl`` breaks the barrier, too.
         engine: as `AsyncLock`.
 
     Raises:
@@ -118,7 +118,8 @@ class AsyncBarrier:
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
             TypeError, ValueError: a bad timeout; nothing was sent.
 
-        On cancellation the party leaves, without delaying the cancellation. If all had come by then, the others pass.
+        On cancellation the party leaves, without delaying the cancellation. If all had come by then, the others pass;
+        so they do if the last one came just when the timeout of this one was over.
         """
         return await self._parties.wait(timeout) % self.parties
 
