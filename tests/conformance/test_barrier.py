@@ -217,6 +217,7 @@ asyncio.run(main())
 
 
 @pytest.mark.ci
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("way", "engine"), [("link", "auto"), ("polling", "auto"), ("cluster", "watch")], indirect=True
 )

@@ -239,6 +239,7 @@ async def test_a_worker_releases_what_the_api_has_taken() -> None:
     ]
 
 
+@pytest.mark.timing
 async def test_each_slot_of_a_schedule_comes_to_its_end_once() -> None:
     code, output = await run("-W", "error", "examples/nightly.py")
     assert code == 0, output
