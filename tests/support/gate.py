@@ -16,6 +16,7 @@ By itself the gate is calm: all is delivered in turn, and when nothing is in fli
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import selectors
 import socket
 import sys
@@ -34,6 +35,11 @@ from .inside import clock as real_clock
 from .resp import Frame, Splitter
 
 T = TypeVar("T")
+
+NO_INTRODUCTION: dict[str, Any] = (
+    {"driver_info": None} if importlib.util.find_spec("redis.driver_info") else {"lib_name": None, "lib_version": None}
+)
+"""Options of a client that does not tell the server which library it is of; redis-py before 7.2 has other ones."""
 Command = tuple[bytes, ...]
 Move = tuple[int, Callable[[], object]]
 """Something that may happen next, and how likely it is."""
@@ -261,7 +267,7 @@ class Gate:
 
     def client(self, **options: Any) -> Redis:
         """Return a client whose connections go through the gate."""
-        options = {"retry": Retry(NoBackoff(), 0), "driver_info": None} | options
+        options = {"retry": Retry(NoBackoff(), 0)} | NO_INTRODUCTION | options
         options = {"socket_timeout": None, "socket_connect_timeout": None} | options
         return Redis.from_pool(ConnectionPool(connection_class=_Connection, gate=self, **options))
 
