@@ -163,6 +163,7 @@ async def test_settings_are_carried_over(redis: Redis, server: EmbeddedServer) -
     await admin.execute_command("ACL", "DELUSER", "few")
 
 
+@pytest.mark.timing
 async def test_tls_is_carried_over(redis: Redis, server: EmbeddedServer, tmp_path: Path) -> None:
     """With the authority that the client believes: without it no connection could be opened."""
     tls = make_tls(tmp_path)
