@@ -62,7 +62,9 @@ def sample(items: Sequence[pytest.Item], together: int) -> set[pytest.Item]:
         else:
             kept.add(item)
     for same in tests.values():
-        kept.update(same[index] for index in cover([case_of(item) for item in same], together))
+        cases = [case_of(item) for item in same]
+        chosen = cover(cases, together)
+        kept.update(item for index, item in enumerate(same) if index in chosen or len(cases[index]) <= together)
     return kept
 
 

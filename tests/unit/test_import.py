@@ -12,8 +12,11 @@ from functools import cache
 
 import pytest
 
-MOST_MODULES = 200
-"""Modules that importing the package may add to those of redis.asyncio: each costs a quarter of a millisecond."""
+MOST_MODULES = 190
+"""Modules that importing the package may add to those of redis.asyncio: each costs a quarter of a millisecond.
+
+Those of anyio are not counted: its oldest version imports all of its own, 34 with sniffio, and 4.16 imports 6.
+"""
 
 ON_DEMAND = ["cli", "compat", "contrib", "embedded", "inspection", "testing", "tracing"]
 """Public modules that a program imports itself when it uses them."""
@@ -54,4 +57,5 @@ def test_nothing_slow_of_the_standard_library_is_imported() -> None:
 
 
 def test_the_number_of_modules_is_bounded() -> None:
-    assert len(imported()) <= MOST_MODULES
+    counted = [name for name in imported() if name.partition(".")[0] not in ("anyio", "sniffio")]
+    assert len(counted) <= MOST_MODULES
