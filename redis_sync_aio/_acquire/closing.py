@@ -25,6 +25,9 @@ from .resource import Resource
 
 living: weakref.WeakSet[Closing] = weakref.WeakSet()
 """The ends of all hubs of this process."""
+begun: set[Closing] = set()
+"""Those that have begun and are not done. `asyncio.run` cancels their tasks at its end. Then nothing else keeps an
+implicit hub, which has left `implicit.hubs`, until the generators of the loop end and begin it again."""
 
 
 class ClosableHub(Protocol):
@@ -92,6 +95,8 @@ class Closing:
             hub = self._hub
             hub.why_closed = hub.why_closed or "it was closed"
             hub.stop_sharing()
+            begun.difference_update([one for one in list(begun) if one._hub.loop.is_closed()])  # cut off in the middle
+            begun.add(self)
             # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
             self._task = asyncio.Task(self._close(), loop=hub.loop, name="redis_sync_aio close")
         return self._task
@@ -110,6 +115,7 @@ class Closing:
             for client in hub.servers.clients():
                 await close_idle(client)
         await self._unclosed.closed()
+        begun.discard(self)
 
     async def _drain(self, within: float) -> None:
         """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most."""
@@ -177,6 +183,7 @@ class Closing:
         self._hub.executor.close_without_loop()
 
     def _stop_at_once(self) -> None:
+        begun.discard(self)
         self._unclosed.forget()
         self._hub.stop_sharing()
         self._hub.manager.stop()

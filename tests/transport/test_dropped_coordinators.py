@@ -125,6 +125,32 @@ async def test_an_implicit_one_is_not_warned_of(
         assert warned.dropped == 0
 
 
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_an_implicit_one_that_is_closing_is_kept_until_the_program_ends(server: EmbeddedServer, turns: int) -> None:
+    """It closes with its client. The end of the program cancels that, and garbage is collected before it goes on."""
+
+    def collect(loop: asyncio.AbstractEventLoop, more: int) -> None:
+        gc.collect()
+        if more:  # in the next turn, too, whatever runs the loop then
+            loop.call_soon(collect, loop, more - 1)
+
+    async def main() -> None:
+        client = Redis.from_url(server.url)
+        async with AsyncLock(client, "a"):
+            pass
+        await client.aclose()
+        del client
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        collect(asyncio.get_running_loop(), 20)
+        raise SystemExit
+
+    with caught() as warned:
+        with pytest.raises(SystemExit):
+            asyncio.run(main())
+        assert warned.dropped == 0
+
+
 async def test_what_is_held_keeps_it(redis: Redis) -> None:
     """A lease is renewed and released also when nothing else refers to its coordinator; only then it is dropped."""
     with caught() as warned:
