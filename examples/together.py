@@ -32,7 +32,7 @@ async def work(url: str, name: str) -> None:
         try:
             await AsyncBarrier(sync, "all three", len(WORKERS) + 1, ttl=TTL).wait(timeout=60)
         except BrokenBarrierError:
-            await AsyncCountDownLatch(sync, "told", len(WORKERS) - 1).count_down(identity=name)
+            await AsyncCountDownLatch(sync, "have learned", len(WORKERS) - 1).count_down(identity=name)
             rank = await AsyncBarrier(sync, "the two", len(WORKERS) - 1).wait(timeout=60)
             await redis.hset("ranks", name, str(rank))
 
@@ -56,7 +56,7 @@ async def demonstrate() -> int:
 
                 await wait_until(all_there)
                 processes[0].kill()
-                await AsyncCountDownLatch(sync, "told", len(WORKERS) - 1).wait()
+                await AsyncCountDownLatch(sync, "have learned", len(WORKERS) - 1).wait()
                 for process in processes:
                     await process.wait()
                 ranks = sorted(await redis.hvals("ranks"))

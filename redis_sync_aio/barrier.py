@@ -50,7 +50,9 @@ class _Parties(Gate):
         """Send all parties away that wait, and leave the barrier broken, or as new."""
         token, token_ms = self.token()
         words = (token, self.whole, int(broken), token_ms)
-        await self._at_work().ask(lambda commands, told: commands.break_barrier(self._keys, words, told), goes_on=True)
+        await self._at_work().ask(
+            lambda commands, delivery: commands.break_barrier(self._keys, words, delivery), goes_on=True
+        )
 
     async def state(self) -> tuple[int, bool]:
         """Return how many parties wait, and whether it is broken."""

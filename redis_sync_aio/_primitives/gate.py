@@ -79,6 +79,6 @@ class Gate(PermitPrimitive):
             token, token_ms = b"by:" + identity, TEN_YEARS_MS
         words = (token, by, self.whole, lasts_ms, token_ms)
         reply = await self._at_work().ask(
-            lambda commands, told: commands.count_down(self._keys, words, told), goes_on=True
+            lambda commands, delivery: commands.count_down(self._keys, words, delivery), goes_on=True
         )
         return int(reply)
