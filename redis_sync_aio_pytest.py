@@ -1,4 +1,4 @@
-"""The pytest plugin of redis_sync_aio: a server, a client and a coordinator for each test; see docs/testing.md.
+"""The pytest plugin of redis_sync_aio: a server, a client and a coordinator for each test; see docs/guides/testing.md.
 
 It is a module next to the package, and imports pytest only: a run that uses none of the fixtures imports neither the
 package nor redis-py. (The package's own ``__init__`` imports both, which takes about a fifth of a second.)

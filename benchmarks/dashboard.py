@@ -1,4 +1,4 @@
-"""Draws docs/dashboard.svg: ``python -m benchmarks.dashboard``. Takes two minutes, and needs a Prometheus server.
+"""Draws docs/assets/dashboard.svg: ``python -m benchmarks.dashboard``. Takes two minutes; needs a Prometheus server.
 
 Locks are used for a while, well and badly; `redis_sync_aio.contrib.prometheus` counts; Prometheus scrapes. Then every
 query of the Grafana dashboard is asked of Prometheus, and drawn. So each of them is known to work, without Grafana.
@@ -136,7 +136,7 @@ def draw(api: str, start: float, end: float, path: Path) -> None:
 
 def main(
     seconds: Annotated[float, typer.Option(min=30, help="For how long locks are used.")] = 100,
-    out: Annotated[Path, typer.Option(help="Where to draw.")] = Path("docs/dashboard.svg"),
+    out: Annotated[Path, typer.Option(help="Where to draw.")] = Path("docs/assets/dashboard.svg"),
     binary: Annotated[str, typer.Option(help="The Prometheus server.")] = "prometheus",
 ) -> None:
     """Use locks, let Prometheus scrape them, and draw the dashboard."""

@@ -1,4 +1,4 @@
-"""Draws docs/ls.svg, show.svg, top.svg and doctor.svg, in some seconds: ``python -m benchmarks.screens``.
+"""Draws docs/assets/ls.svg, show.svg, top.svg and doctor.svg, in some seconds: ``python -m benchmarks.screens``.
 
 Some processes use locks on a private server, one holds a lock that others wait for, and another program has left a key
 behind. `inspect` and the doctor look at that, and the commands' own code prints it. Hosts, numbers of processes, times
@@ -210,7 +210,7 @@ def draw(name: str, console: Console) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(file_okay=False, exists=True, help="Where to draw.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(file_okay=False, exists=True, help="Where to draw.")] = Path("docs/assets"),
 ) -> None:
     """Play the scene, and draw what ls, show, top and doctor print."""
     for name, console in asyncio.run(screens()).items():

@@ -1,4 +1,4 @@
-"""Draws the sequence of a planned failover by Sentinel as docs/failover.svg: ``python -m benchmarks.sequence``."""
+"""Draws a planned failover by Sentinel as docs/assets/failover.svg: ``python -m benchmarks.sequence``."""
 
 from __future__ import annotations
 
@@ -89,4 +89,4 @@ def picture() -> str:
 
 
 if __name__ == "__main__":
-    Path("docs/failover.svg").write_text(picture(), "utf-8")
+    Path("docs/assets/failover.svg").write_text(picture(), "utf-8")

@@ -135,7 +135,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Seconds of each race.")] = 0.8,
     bursts: Annotated[str, typer.Option(help="Bursts to try, separated by commas.")] = ",".join(map(str, BURSTS)),
     slices: Annotated[str, typer.Option(help="Slices to try, in seconds.")] = ",".join(map(str, SLICES)),
-    out: Annotated[Path | None, typer.Option(help="Where to write the plot, as sharing.svg.")] = Path("docs"),
+    out: Annotated[Path | None, typer.Option(help="Where to write the plot, as sharing.svg.")] = Path("docs/assets"),
     uvloop: Annotated[bool, typer.Option(help="Use uvloop instead of asyncio's own loop.")] = False,
 ) -> None:
     """Try bursts and slices in less than 3 minutes. Exit status 1: a lock had two holders at the same time."""

@@ -1,4 +1,4 @@
-"""Draws docs/tracing.svg, in a second: ``python -m benchmarks.traced``. It shows what pictures of traces can show."""
+"""Draws docs/assets/tracing.svg, in a second: ``python -m benchmarks.traced``. It has all that a picture can show."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ async def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path("docs/tracing.svg")))
+    asyncio.run(main(Path("docs/assets/tracing.svg")))

@@ -85,8 +85,8 @@ async def transaction(
             20 seconds while Redis is out of reach, also beyond ``deadline``; then OutcomeUnknown is raised after all.
         escalate_after: after so many conflicts take a turn on these keys in a fair lock and keep it until the commit;
             and take it immediately when another client has one. So contention costs a queue, not a storm of retries.
-            It needs the rights that locks need (docs/servers.md). Every transaction that often writes these keys should
-            use it, even one that meets no conflict: a turn does not help against others, and the pauses go on. None:
+            It needs the rights that locks need (docs/operations/servers.md). Every transaction that often writes these
+            keys should use it, even one that meets no conflict: a turn does not help against others, and the pauses go on. None:
             never.
 
     Returns:

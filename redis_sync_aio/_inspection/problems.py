@@ -127,5 +127,6 @@ def unreadable(answer: str) -> Problem:
     """Describe a name that the user may not read."""
     return Problem(
         "unreadable",
-        f"the server refused to show it: {answer}. Allow this user to read its keys; docs/inspection.md has the rights",
+        f"the server refused to show it: {answer}. Allow this user to read its keys; "
+        "docs/operations/inspection.md has the rights",
     )

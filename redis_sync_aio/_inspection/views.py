@@ -32,7 +32,7 @@ class Problem:
     """Something about a name that looks wrong.
 
     Attributes:
-        code: which problem it is: see docs/inspection.md.
+        code: which problem it is: see docs/operations/inspection.md.
         meaning: what it means, and what to do about it.
     """
 

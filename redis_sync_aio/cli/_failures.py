@@ -61,7 +61,8 @@ def explained(error: BaseException, address: Address) -> Failure:
     if isinstance(error, PermissionDenied):
         return Failure(f"{where}: {_reason(error)}", DENIED)
     if isinstance(error, (NoPermissionError, AuthorizationError)):
-        return Failure(f"{where} refused a command: {_reason(error)}. The rights are in docs/servers.md", DENIED)
+        what = f"{where} refused a command: {_reason(error)}. The rights are in docs/operations/servers.md"
+        return Failure(what, DENIED)
     if isinstance(error, CommandRefused) and error.code == "MOVED":
         return Failure(f"{where} is one node of a cluster: use redis+cluster://{where}", UNREACHABLE)
     if isinstance(error, CommandRefused):

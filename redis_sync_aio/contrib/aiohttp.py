@@ -8,7 +8,7 @@
     app = web.Application(middlewares=[answer_errors()])
     app.cleanup_ctx.append(cleanup_ctx_of(redis))
 
-docs/web.md explains it.
+docs/guides/web.md explains it.
 """
 
 from __future__ import annotations

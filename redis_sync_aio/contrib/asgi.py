@@ -5,7 +5,7 @@ For Starlette and FastAPI, and for every other ASGI application (Litestar, Quart
     app.add_middleware(Limit, limit=100, client=redis)
     app = Limit(app, limit=100, client=redis)
 
-docs/web.md explains it.
+docs/guides/web.md explains it.
 """
 
 from __future__ import annotations

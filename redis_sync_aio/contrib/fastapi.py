@@ -10,7 +10,7 @@
     @app.post("/orders/{order_id}")
     async def change(order_id: int, lease: OrderLease) -> None: ...
 
-docs/web.md explains it.
+docs/guides/web.md explains it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Instrument the process once, when it starts::
 Every coordinator of the process is then observed, also those that locks make by themselves. For one coordinator, give
 it an observer: ``Coordinator(client, observe=OpenTelemetryObserver())``.
 
-The names of all series, attributes and spans are in docs/metrics.md.
+The names of all series, attributes and spans are in docs/operations/metrics.md.
 """
 
 from __future__ import annotations

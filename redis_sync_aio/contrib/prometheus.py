@@ -7,7 +7,7 @@ Collect once, when the process starts::
     prometheus.collect()
 
 The series are those of OpenTelemetry (`redis_sync_aio.contrib.otel`), named as Prometheus names things:
-``redis_sync_aio_acquire_duration_seconds`` and so on. Their list is in docs/metrics.md.
+``redis_sync_aio_acquire_duration_seconds`` and so on. Their list is in docs/operations/metrics.md.
 """
 
 from __future__ import annotations

@@ -190,15 +190,15 @@ class CommandRefused(SyncError):
 class PermissionDenied(CommandRefused):
     """The ACL user may not run a command, use a key or a channel, or its credentials are missing or wrong.
 
-    docs/servers.md has the least rule.
+    docs/operations/servers.md has the least rule.
     """
 
     @staticmethod
     def of_inspection(reply: str) -> PermissionDenied:
         """Return the error for a user that may not look at names."""
         return PermissionDenied(
-            f"the server refused to show names: {reply} (extend the ACL rule of this user; docs/inspection.md has the "
-            "rights that this needs)",
+            f"the server refused to show names: {reply} (extend the ACL rule of this user; "
+            "docs/operations/inspection.md has the rights that this needs)",
             code="NOPERM",
         )
 
@@ -223,7 +223,7 @@ class WrongKeyType(CommandRefused):
 
 _BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory"),
-    "NOPERM": (PermissionDenied, "extend the ACL rule of this user; docs/servers.md has the least one"),
+    "NOPERM": (PermissionDenied, "extend the ACL rule of this user; docs/operations/servers.md has the least one"),
     "NOAUTH": (PermissionDenied, "give the client a username and password"),
     "WRONGPASS": (PermissionDenied, "check the username and password of the client"),
     "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),

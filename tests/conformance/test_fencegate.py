@@ -174,7 +174,7 @@ async def test_bad_arguments_fail_immediately(redis: Redis) -> None:
     assert repr(FenceGate(redis, NAME, ttl=5)) == "<FenceGate 'gate' ttl=5.0>"
 
 
-# -- the same in SQL (docs/fencing.md) ---------------------------------------------------------------------
+# -- the same in SQL (docs/guides/fencing.md) ---------------------------------------------------------------------
 
 WRITE = "UPDATE orders SET state = :state, fence = :fence WHERE id = :id AND fence <= :fence"
 

@@ -14,7 +14,7 @@ from redis_sync_aio.contrib import _series, prometheus
 
 DASHBOARD = json.loads(files("redis_sync_aio.contrib").joinpath("dashboard.json").read_text("utf-8"))
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "metrics.md"
 NAME = r"\bredis_sync_aio_\w+"
 
 

@@ -35,7 +35,7 @@ from benchmarks.scenarios.permits import crowded
 from benchmarks.targets import Verdict, verdicts
 
 pytestmark = pytest.mark.timing
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "assets"
 MS = 1_000_000
 OURS_ONLY = ("s3", "s3work", "s3one", "lone", "s4", "s5", "s5work", "s4sem", "cost", "s8s1b5", "s8s5b1", "s8s1b1")
 SHARING = {"locks", "semaphores", "own semaphores", "readers and writers"}

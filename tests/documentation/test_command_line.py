@@ -1,4 +1,4 @@
-"""docs/command-line.md has each command, option and exit code of the program, and no other."""
+"""docs/operations/command-line.md has each command, option and exit code of the program, and no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from redis_sync_aio.cli._app import EXITS, app
 from redis_sync_aio.cli._failures import COMMON_EXITS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "operations" / "command-line.md").read_text("utf-8")
 GROUP: Any = typer.main.get_command(app)
 COMMON = "Common options"
 SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"(?m)^## ", PAGE)[1:]}

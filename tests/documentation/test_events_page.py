@@ -15,7 +15,7 @@ from redis_sync_aio.instrumentation import Event
 
 from ..support.inside import logs
 
-PAGE = Path(__file__).parents[2] / "docs" / "events-and-logs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "events-and-logs.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 
 

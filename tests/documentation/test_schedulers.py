@@ -1,4 +1,4 @@
-"""The schedulers of docs/jobs.md: what that page shows is run, in two processes' worth of each, and the job runs once.
+"""The schedulers of docs/guides/jobs.md: what that page shows runs, in two processes' worth of each: the job runs once.
 
 They are installed with the extra `lint`; a test whose scheduler is not there is skipped.
 """
@@ -21,7 +21,7 @@ from redis_sync_aio.jobs import once, once_per
 
 from ..support.body import FAST
 
-PAGE = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "jobs.md").read_text()
 
 
 def snippet(heading: str) -> str:
@@ -54,7 +54,7 @@ class Shop:
     def run(self, heading: str, **more: Any) -> dict[str, Any]:
         """Run the code under a heading, as a process of its own would."""
         names = self.names | more
-        exec(compile(snippet(heading), f"docs/jobs.md, {heading}", "exec"), names)
+        exec(compile(snippet(heading), f"docs/guides/jobs.md, {heading}", "exec"), names)
         return names
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 
 from benchmarks.screens import draw, screens
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "assets"
 SHOWN = {
     "ls": ["HELD BY", "worker-3:28376", "import !", "release import --force"],
     "show": ["orders:42", "held by worker-3:28376", "waiting: 3"],

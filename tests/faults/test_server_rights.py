@@ -1,4 +1,4 @@
-"""FAULTS D16: the least rights that docs/servers.md tells: they suffice, and without any one something fails."""
+"""FAULTS D16: the rights that docs/operations/servers.md lists suffice, and without any one something fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: what observers are told of requests, leases and coordinators. See docs/events-and-logs.md.
+"""Events: what observers are told of requests, leases and coordinators. See docs/operations/events-and-logs.md.
 
 That every request has one end is checked after most tests of the suite (`support/balance.py`).
 """

@@ -4,7 +4,7 @@ Each sequence runs twice, in two databases: one to three lock objects over two n
 tasks that live on, by a task that ends, and by another thread with a loop of its own. In between keys are deleted,
 overwritten and prolonged, and attributes are changed. Compared are what comes back (or the error and its message), the
 key with its token and its ttl, and the token on the object. Where the two differ on purpose is in `DIFFERENCES`, each
-with its line in docs/compat.md; behind such a difference the states are not the same, so the sequence ends there.
+with its line in docs/migration/redis-py.md; behind such a difference the states are not the same: the sequence ends.
 
     python -m pytest tests/simulation/test_compat_sequences.py --comparisons=3000 --comparisons-seed=7
 """
@@ -217,7 +217,7 @@ class Acquired:
         return self.latest != who and self.tokens.get(who, lock.local.token) != lock.local.token
 
 
-# -- differences that are meant, and in docs/compat.md -----------------------------------------------------
+# -- differences that are meant, and in docs/migration/redis-py.md -----------------------------------------------------
 
 
 def _no_timeout(call: Step, lock: RedisLock, stock: Outcome, ours: Outcome) -> bool:

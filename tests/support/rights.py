@@ -48,7 +48,7 @@ async def every_permit(admin: Any, *syncs: Coordinator) -> None:
         await writer.release()
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "servers.md"
 
 
 async def _queued(primitive: AsyncSemaphore | AsyncReadWriteLock) -> bool:

@@ -163,7 +163,7 @@ async def test_a_loop_that_is_left_gives_its_turn_back(redis: Redis) -> None:
 
 
 async def test_a_pool_that_was_given_to_a_client_outlives_it(server: EmbeddedServer, redis: Redis) -> None:
-    """docs/servers.md: its locks stay held until the pool is disconnected."""
+    """docs/operations/servers.md: its locks stay held until the pool is disconnected."""
     pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=server.unix_socket)
     client = Redis(connection_pool=pool)
     async with Coordinator(client) as sync:

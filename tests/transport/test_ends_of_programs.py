@@ -1,7 +1,7 @@
 """P5 and P12: the end of a program takes little time although Redis is gone, and says nothing on standard error.
 
-A scene is a small program of its own: it takes Redis away, and then its last line is reached. It is to end within 3
-seconds (docs/leases.md). What is asserted leaves room for a busy machine, and is less than any of the other limits:
+A scene is a small program of its own: it takes Redis away, and then its last line is reached. It is to end within
+3 seconds (docs/guides/leases.md). What is asserted leaves room for a busy machine, and is less than any other limit:
 ``retry_for`` (10 seconds), that of an undo (60), and the answers, which are given 20 seconds here.
 
 What may appear on standard error is the log, which tells of an outage as ever; so it is switched off.

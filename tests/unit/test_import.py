@@ -1,4 +1,4 @@
-"""What `import redis_sync_aio` imports: the package itself and little else. docs/servers.md has the time it takes.
+"""What `import redis_sync_aio` imports: the package itself and little else. docs/operations/servers.md has the time.
 
 The time depends on the machine, so nothing here measures it; what it is made of is the same everywhere.
 """

@@ -52,13 +52,13 @@ def rights(found: Rights) -> Iterator[Finding]:
         meaning = (
             "Locks decide with WATCH instead, in two to three round trips; robust locks and fence gates do not work."
         )
-        yield Finding("scripts", "warn", what, meaning, "allow +evalsha +eval (docs/servers.md, Rights)")
+        yield Finding("scripts", "warn", what, meaning, "allow +evalsha +eval (docs/operations/servers.md, Rights)")
     else:
         yield Finding("scripts", "ok", f"{whose} may call scripts")
     if found.missing:
         what = f"{whose} may not run {', '.join(found.missing)}"
         meaning = "Locks, semaphores and all else that needs them raise PermissionDenied."
-        yield Finding("commands", "bad", what, meaning, "allow them (docs/servers.md, Rights)")
+        yield Finding("commands", "bad", what, meaning, "allow them (docs/operations/servers.md, Rights)")
     elif found.commands_known:
         yield Finding("commands", "ok", f"{whose} may run all commands that locks need")
     else:
@@ -80,9 +80,8 @@ def keys(found: Rights, whose: str) -> Finding:
         ", but no keys around names" if found.bare else ""
     )
     meaning = "Every lock raises PermissionDenied: next to the key NAME it has keys that begin with {NAME}."
-    fix = (
-        f"ACL SETUSER … {' '.join(f'~{{{one}' for one in found.bare) or '~NAMES:* ~{NAMES:*'} (docs/servers.md, Rights)"
-    )
+    patterns = " ".join(f"~{{{one}" for one in found.bare) or "~NAMES:* ~{NAMES:*"
+    fix = f"ACL SETUSER … {patterns} (docs/operations/servers.md, Rights)"
     return Finding("keys", "bad", what, meaning, fix)
 
 
@@ -94,7 +93,7 @@ def push(found: Rights) -> Finding:
         return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why}", meaning, fix)
     if found.push is not None:
         channels = f"{found.prefix}{INBOX_PREFIX.decode()}*"
-        fix = f"allow +subscribe +publish and the channels &{channels} (docs/servers.md, Rights)"
+        fix = f"allow +subscribe +publish and the channels &{channels} (docs/operations/servers.md, Rights)"
         return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
     if found.listeners > 1:
         what = f"{found.listeners - 1} other clients receive the messages of every channel"

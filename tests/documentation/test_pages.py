@@ -1,0 +1,107 @@
+"""Every block of code in the documentation runs, or says why it does not."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import redis as blocking
+
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.pages import Page, without_their_imports
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "tests/README.md")
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]) if DOCS.exists() else []
+PROGRAMS = {"README.md", "CONTRIBUTING.md", "tutorial.md", "operations/index.md"}
+"""Pages whose commands take seconds."""
+NOT_YET = {
+    "README.md",
+    "CONTRIBUTING.md",
+    "tests/README.md",
+    "classic-patterns.md",
+    "operations/events-and-logs.md",
+    "operations/index.md",
+    "migration/redis-py.md",
+    *(
+        f"guides/{name}.md"
+        for name in (
+            "after-a-crash",
+            "fencing",
+            "leader-election",
+            "leases",
+            "read-write-locks",
+            "semaphores",
+            "sharing",
+            "testing",
+            "web",
+        )
+    ),
+}
+"""Pages with blocks that cannot run yet."""
+LOGGED = re.compile(
+    r"the lease on '.*' \(fence \d+\) was lost after|redis_sync_aio (has had no connection|is connected) to"
+)
+"""What the log may say: some programs lose a lease on purpose, or stop their server."""
+
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not next to these tests")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix()
+
+
+def each(pages: list[Path]) -> list[object]:
+    marks = {
+        page: [
+            *([pytest.mark.ci] if name_of(page) in PROGRAMS else []),
+            *([pytest.mark.xfail(strict=False)] if name_of(page) in NOT_YET else []),
+        ]
+        for page in pages
+    }
+    return [pytest.param(page, id=name_of(page), marks=marks[page]) for page in pages]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("page", each(PAGES))
+def test_every_block_of_a_page_runs(
+    page: Path, server: EmbeddedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with blocking.Redis.from_url(server.url) as client:
+        client.flushall()
+    with caplog.at_level(logging.WARNING, "redis_sync_aio"):
+        Page(page, server.url, tmp_path).run()
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("redis_sync_aio")]
+    assert not [line for line in logged if not LOGGED.match(line)]
+
+
+@pytest.mark.parametrize("page", each(PAGES))
+def test_every_block_of_a_page_imports_what_it_uses(page: Path) -> None:
+    assert without_their_imports(page) == []
+
+
+def test_whatever_does_not_run_says_why() -> None:
+    """A comment that leaves a block out has a sentence as its reason."""
+    comments = [(page, found) for page in PAGES for found in re.findall(r"<!--+ *skip: ?(.*?)--+>", page.read_text())]
+    assert [
+        (page, found) for page, found in comments if not re.fullmatch(r'(next|start|end), "[^"]{8,}\." |end ', found)
+    ] == []
+
+
+def test_a_block_that_fails_is_noticed(server: EmbeddedServer, tmp_path: Path) -> None:
+    """And the traceback shows the line of the page."""
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError) as caught:
+        Page(page, server.url, tmp_path).run()
+    assert caught.traceback[-1].lineno == 7
+    page.write_text("# Title\n\n```sh\nfalse\n```\n")
+    with pytest.raises(AssertionError, match="line 3: exit status 1"):
+        Page(page, server.url, tmp_path).run()
+    page.write_text("# Title\n\n```cobol\n```\n")
+    with pytest.raises(AssertionError, match="no way to run 'cobol'"):
+        Page(page, server.url, tmp_path).run()

@@ -1,0 +1,175 @@
+"""The code of a page of the documentation, run as its reader would run it: every block, in the order of the page.
+
+- Python: in one namespace and one event loop for the page; ``await`` may stand outside of functions. A block with
+  ``title="app.py"`` is a file of its own: it is written into the directory of the page, and imported.
+- sh: by bash, in the directory of the page; the programs of this environment come first.
+- toml, json: must parse.
+
+Addresses that begin with ``redis://localhost`` lead to the server of the tests. What cannot run has a comment before it
+that says why: ``<!-- skip: next, "Needs a cluster." -->``. A comment ``<!-- invisible-code-block: python`` holds code
+that the reader does not see.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import inspect
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from unittest import SkipTest
+
+from sybil import Document, Example, Region, Sybil
+from sybil.parsers.markdown import SkipParser
+from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
+
+ADDRESS: Final = "redis://localhost"
+PLAIN: Final = frozenset({"text", "mermaid"})
+"""What is not code: output, pictures."""
+LONGEST: Final = 240.0
+"""Seconds after which a command hangs."""
+
+_FENCES: Final = RawFencedCodeBlockLexer(re.compile(r"(?P<language>[\w-]*)(?P<options>[^\n]*)$\n", re.MULTILINE))
+_HIDDEN: Final = DirectiveInHTMLCommentLexer("invisible-code-block", r"\w+")
+
+
+class Block:
+    """One block of code of a page."""
+
+    def __init__(self, lexemes: Mapping[str, Any]) -> None:
+        self.hidden: bool = "directive" in lexemes
+        self.language: str = lexemes["arguments" if self.hidden else "language"].strip()
+        self.source: str = str(lexemes["source"])
+        title = re.search(r'title="([^"]+)"', lexemes.get("options") or "")
+        self.title: str | None = title[1] if title else None
+
+
+class Page:
+    """A page whose blocks are run. ``ran`` counts those that did; ``left_out`` has the reasons of the others."""
+
+    def __init__(self, path: Path, url: str, directory: Path) -> None:
+        self.ran = 0
+        self.left_out: list[str] = []
+        self._url = url
+        self._directory = directory
+        self._runner: asyncio.Runner
+        self._document = Sybil([SkipParser(), self._parse], path=str(path.parent)).parse(path)
+        self._document.namespace["__name__"] = "__main__"
+
+    def run(self) -> None:
+        """Run every block. Raises what a block raises."""
+        known = set(sys.modules)
+        sys.path.insert(0, str(self._directory))
+        try:
+            with asyncio.Runner() as self._runner:
+                for example in self._document.examples():
+                    try:
+                        example.evaluate()
+                    except SkipTest as reason:
+                        self.left_out.append(str(reason))
+        finally:
+            sys.path.remove(str(self._directory))
+            for name in set(sys.modules) - known:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(self._directory)):
+                    del sys.modules[name]
+
+    def _parse(self, document: Document) -> Iterable[Region]:
+        for region in regions(document):
+            yield Region(region.start, region.end, Block(region.lexemes), self._evaluate)
+
+    def _evaluate(self, example: Example) -> None:
+        block: Block = example.parsed
+        source = block.source.replace(ADDRESS, self._url)
+        if block.title is not None:
+            target = self._directory / block.title
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source, "utf-8")
+        if block.language in PLAIN:
+            return
+        run = self._languages().get(block.language)
+        assert run is not None, f"line {example.line}: no way to run {block.language or 'a block without a language'!r}"
+        run(source, example)
+        self.ran += 1
+
+    def _languages(self) -> Mapping[str, Callable[[str, Example], object]]:
+        return {
+            "python": self._python,
+            "sh": self._shell,
+            "toml": lambda source, example: tomllib.loads(source),
+            "json": lambda source, example: json.loads(source),
+        }
+
+    def _python(self, source: str, example: Example) -> None:
+        namespace = example.document.namespace
+        if example.parsed.title is not None:
+            name = Path(example.parsed.title)
+            namespace.update(runpy.run_path(str(self._directory / name), run_name=name.stem))
+            namespace["__name__"] = "__main__"
+            return
+        above = "\n" * example.line  # so that a traceback shows lines of the page
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code = compile(above + source, example.path, "exec", flags, dont_inherit=True)
+        if code.co_flags & inspect.CO_COROUTINE:
+            self._runner.run(eval(code, namespace))
+        else:
+            exec(code, namespace)
+
+    def _shell(self, source: str, example: Example) -> None:
+        programs = Path(sys.executable).parent
+        env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "REDIS_URL": self._url}
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", source],
+            cwd=self._directory,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+        )
+        assert done.returncode == 0, f"line {example.line}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def regions(document: Document) -> list[Region]:
+    """Return the blocks of a page, seen and hidden, in their order."""
+    return sorted([*_FENCES(document), *_HIDDEN(document)], key=lambda region: region.start)
+
+
+def without_their_imports(path: Path) -> list[str]:
+    """Return, for each block that the reader sees, the names that it uses and only another block imports."""
+    found = []
+    elsewhere: set[str] = set()
+    for region in regions(Document.parse(str(path))):
+        block = Block(region.lexemes)
+        if block.language != "python":
+            continue
+        here, used, bound = _names(block.source)
+        if not block.hidden:
+            missing = sorted((used & elsewhere) - here - bound - set(dir(builtins)))
+            found += [f"{path.name}: {name} is not imported in\n{block.source}" for name in missing]
+        elsewhere |= here
+    return found
+
+
+def _names(source: str) -> tuple[set[str], set[str], set[str]]:
+    """Return the names that a block imports, those that it uses, and those that it binds in other ways."""
+    imported: set[str] = set()
+    used: set[str] = set()
+    bound: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+    return imported, used, bound
