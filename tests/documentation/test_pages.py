@@ -33,7 +33,6 @@ NOT_YET = {
             "after-a-crash",
             "fencing",
             "leader-election",
-            "leases",
             "read-write-locks",
             "semaphores",
             "sharing",
