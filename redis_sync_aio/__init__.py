@@ -1,7 +1,7 @@
 """Distributed locks for asyncio on Redis and Valkey: pushed hand-over, honest leases, fences.
 
-P1 to P12, in comments and names of tests, are the promises of docs/guarantees.md; docs/maintainers/architecture.md says
-how it works.
+The documentation: https://redis-sync-aio.github.io/redis-sync-aio/. P1 to P12, in comments and names of tests, are its
+[guarantees](https://redis-sync-aio.github.io/redis-sync-aio/guarantees/).
 """
 
 from ._core.backoff import Backoff, wait_until

@@ -14,7 +14,7 @@ As before, possession is a token on the lock object, and a lock lasts until it i
 It is not renewed, the body is not cancelled when it is lost, and closing the client does not release it.
 `redis_sync_aio.AsyncLock` does all that, and gives fences. Locks of all three kinds exclude each other.
 
-docs/migration/redis-py.md lists the other differences.
+[The other differences](https://redis-sync-aio.github.io/redis-sync-aio/migration/redis-py/)
 """
 
 from __future__ import annotations

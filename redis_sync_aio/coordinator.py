@@ -42,11 +42,12 @@ class Coordinator:
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster`, however configured, or a `valkey.asyncio.Valkey` or
-            `ValkeyCluster`, whose settings a client of redis-py gets (docs/operations/servers.md). Its pool is not used
+            `ValkeyCluster`, whose settings a client of redis-py gets
+            ([Servers](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/)). Its pool is not used
             for locks; one connection is opened next to it, with the client's own settings, to each shard of a cluster.
         prefix: the beginning of all its keys and channels, as in "app1:", for a user with the rights ``~app1:*`` and
-            ``&app1:*`` (docs/operations/servers.md). Names, also in messages and events, stay as they are. It ends with
-            a colon.
+            ``&app1:*`` ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
+            Names, also in messages and events, stay as they are. It ends with a colon.
         push: "auto" (default): wake-ups are pushed; where the server or the ACL user does not allow that, waiters
             poll and a warning is logged. "always": raise PushUnavailable instead. "never": poll, and send
             commands through the client's pool.

@@ -27,14 +27,16 @@ class FenceGate:
     was paused beyond its lease, say) is refused as soon as the next holder has passed the gate.
 
     Between the answer of `accept` and the use of the resource there is a moment in which a later holder may pass, too.
-    A resource that compares fences itself, in the same step as it writes (see docs/guides/fencing.md for SQL), has no
-    such moment and needs no gate. The gate is for those that cannot, and for many small resources under one name.
+    A resource that compares fences itself, in the same step as it writes (for SQL see
+    [Fencing](https://redis-sync-aio.github.io/redis-sync-aio/guides/fencing/)), has no such moment and needs no
+    gate. The gate is for those that cannot, and for many small resources under one name.
 
     A gate is forgotten when it was not passed for ``ttl``. That is harmless as long as no holder is paused for longer:
     fences are times in microseconds, so a later writer brings a greater one, unless it slept all the time.
 
     It is for what one holds at a time. Of a semaphore with several permits it refuses rightful holders: all but the one
-    with the highest fence, which with ``share=True`` need not be the latest (docs/guides/sharing.md).
+    with the highest fence, which with ``share=True`` need not be the latest
+    ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
 
     It needs scripts: where there are none, or not for this user, `accept` raises CommandRefused.
 

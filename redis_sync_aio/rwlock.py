@@ -123,7 +123,8 @@ class AsyncReadWriteLock:
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew, max_hold, on_lost, engine, linger, max_waiting: as `AsyncLock`.
         share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
-            among themselves: see `AsyncLock` and docs/guides/sharing.md.
+            among themselves: see `AsyncLock` and
+            [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/).
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.

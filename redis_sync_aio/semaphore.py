@@ -117,8 +117,10 @@ class AsyncSemaphore(PermitPrimitive):
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew, max_hold, on_lost, engine, linger, max_waiting: as `AsyncLock`.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
-            see `AsyncLock` and docs/guides/sharing.md. A lower limit reaches other processes with their next renewal.
-            Fences do not rise in the order of the grants then, if there are several permits.
+            see `AsyncLock` and
+            [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/). A lower limit reaches other
+            processes with their next renewal. Fences do not rise in the order of the grants then, if there are several
+            permits.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.

@@ -85,9 +85,10 @@ async def transaction(
             20 seconds while Redis is out of reach, also beyond ``deadline``; then OutcomeUnknown is raised after all.
         escalate_after: after so many conflicts take a turn on these keys in a fair lock and keep it until the commit;
             and take it immediately when another client has one. So contention costs a queue, not a storm of retries.
-            It needs the rights that locks need (docs/operations/servers.md). Every transaction that often writes these
-            keys should use it, even one that meets no conflict: a turn does not help against others, and the pauses go
-            on. None: never.
+            It needs the rights that locks need
+            ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
+            Every transaction that often writes these keys should use it, even one that meets no conflict: a turn does
+            not help against others, and the pauses go on. None: never.
 
     Returns:
         `Committed`: the body's value, the replies to the writes, and how many attempts and conflicts it took.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from .._core.display import shown, text
+from ..errors._wording import page
 from .views import HolderView, Problem, ProblemCode, WaiterView
 
 CLOCK = 1_000_000
@@ -128,5 +129,5 @@ def unreadable(answer: str) -> Problem:
     return Problem(
         "unreadable",
         f"the server refused to show it: {answer}. Allow this user to read its keys; "
-        "docs/operations/inspection.md has the rights",
+        f"{page('operations/inspection', 'rights')} has the rights",
     )

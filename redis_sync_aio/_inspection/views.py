@@ -32,7 +32,8 @@ class Problem:
     """Something about a name that looks wrong.
 
     Attributes:
-        code: which problem it is: see docs/operations/inspection.md.
+        code: which problem it is: see
+            [Problems](https://redis-sync-aio.github.io/redis-sync-aio/operations/inspection/#problems).
         meaning: what it means, and what to do about it.
     """
 

@@ -41,7 +41,9 @@ class Lease:
     whatever clocks say. Three things can break it: another client writes the key, a failover loses the write, or the
     clock of the server jumps ahead. That is what `fence` is for: an integer greater than that of every earlier grant of
     this name, to be checked by the resource that the lock protects. (Permits of a semaphore that tasks share are the
-    exception, see docs/guides/sharing.md. Readers have the fence of the last writer.)
+    exception, see
+    [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/). Readers have the fence of the last
+    writer.)
 
     A lease is itself an ``async with`` over one body, once. The loss of the lease cancels the body, whatever
     ``on_lost`` its primitive has, and the end of the body releases the lease.

@@ -18,6 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from redis_sync_aio import CommandRefused, PermissionDenied, SyncError
+from redis_sync_aio.errors._wording import page
 
 from .._client.address import Address
 
@@ -61,7 +62,7 @@ def explained(error: BaseException, address: Address) -> Failure:
     if isinstance(error, PermissionDenied):
         return Failure(f"{where}: {_reason(error)}", DENIED)
     if isinstance(error, (NoPermissionError, AuthorizationError)):
-        what = f"{where} refused a command: {_reason(error)}. The rights are in docs/operations/servers.md"
+        what = f"{where} refused a command: {_reason(error)}. The rights: {_RIGHTS}"
         return Failure(what, DENIED)
     if isinstance(error, CommandRefused) and error.code == "MOVED":
         return Failure(f"{where} is one node of a cluster: use redis+cluster://{where}", UNREACHABLE)
@@ -79,6 +80,7 @@ def explained(error: BaseException, address: Address) -> Failure:
 
 
 _LOG_IN: Final = "Set REDIS_USERNAME and REDIS_PASSWORD, or put USER:PASSWORD@ into REDIS_URL"
+_RIGHTS: Final = page("operations/servers", "rights")
 
 
 def _reason(error: BaseException) -> str:

@@ -8,7 +8,7 @@
     app = web.Application(middlewares=[answer_errors()])
     app.cleanup_ctx.append(cleanup_ctx_of(redis))
 
-docs/guides/web.md explains it.
+[aiohttp](https://redis-sync-aio.github.io/redis-sync-aio/recipes/aiohttp/) explains it.
 """
 
 from __future__ import annotations

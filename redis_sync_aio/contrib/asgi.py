@@ -5,7 +5,7 @@ For Starlette and FastAPI, and for every other ASGI application (Litestar, Quart
     app.add_middleware(Limit, limit=100, client=redis)
     app = Limit(app, limit=100, client=redis)
 
-docs/guides/web.md explains it.
+[Starlette and ASGI](https://redis-sync-aio.github.io/redis-sync-aio/recipes/starlette/) explains it.
 """
 
 from __future__ import annotations

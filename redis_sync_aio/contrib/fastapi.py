@@ -10,7 +10,7 @@
     @app.post("/orders/{order_id}")
     async def change(order_id: int, lease: OrderLease) -> None: ...
 
-docs/guides/web.md explains it.
+[FastAPI](https://redis-sync-aio.github.io/redis-sync-aio/recipes/fastapi/) explains it.
 """
 
 from __future__ import annotations

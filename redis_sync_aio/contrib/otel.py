@@ -9,7 +9,8 @@ Instrument the process once, when it starts::
 Every coordinator of the process is then observed, also those that locks make by themselves. For one coordinator, give
 it an observer: ``Coordinator(client, observe=OpenTelemetryObserver())``.
 
-The names of all series, attributes and spans are in docs/operations/metrics.md.
+The names of all series, attributes and spans:
+[Metrics and traces](https://redis-sync-aio.github.io/redis-sync-aio/operations/metrics/).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ Collect once, when the process starts::
     prometheus.collect()
 
 The series are those of OpenTelemetry (`redis_sync_aio.contrib.otel`), named as Prometheus names things:
-``redis_sync_aio_acquire_duration_seconds`` and so on. Their list is in docs/operations/metrics.md.
+``redis_sync_aio_acquire_duration_seconds`` and so on. Their list:
+[The series](https://redis-sync-aio.github.io/redis-sync-aio/operations/metrics/#the-series).
 """
 
 from __future__ import annotations

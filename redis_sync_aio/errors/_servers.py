@@ -8,7 +8,7 @@ from typing import Literal
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ._base import SyncError
-from ._wording import listed, within
+from ._wording import listed, page, within
 
 
 class Unreachable(SyncError, RedisConnectionError):
@@ -190,7 +190,7 @@ class CommandRefused(SyncError):
 class PermissionDenied(CommandRefused):
     """The ACL user may not run a command, use a key or a channel, or its credentials are missing or wrong.
 
-    docs/operations/servers.md has the least rule.
+    The least rule is in [Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights).
     """
 
     @staticmethod
@@ -198,7 +198,7 @@ class PermissionDenied(CommandRefused):
         """Return the error for a user that may not look at names."""
         return PermissionDenied(
             f"the server refused to show names: {reply} (extend the ACL rule of this user; "
-            "docs/operations/inspection.md has the rights that this needs)",
+            f"{page('operations/inspection', 'rights')} has the rights that this needs)",
             code="NOPERM",
         )
 
@@ -223,7 +223,10 @@ class WrongKeyType(CommandRefused):
 
 _BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory"),
-    "NOPERM": (PermissionDenied, "extend the ACL rule of this user; docs/operations/servers.md has the least one"),
+    "NOPERM": (
+        PermissionDenied,
+        f"extend the ACL rule of this user; {page('operations/servers', 'rights')} has the least one",
+    ),
     "NOAUTH": (PermissionDenied, "give the client a username and password"),
     "WRONGPASS": (PermissionDenied, "check the username and password of the client"),
     "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),

@@ -1,4 +1,4 @@
-"""Names and times as messages of errors show them."""
+"""Names, times and pages of the documentation as messages show them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import islice
 
 MAX_LISTED = 10
 """Names that one message shows."""
+SITE = "https://redis-sync-aio.github.io/redis-sync-aio/"
+"""Where the documentation is published: an installed package has no docs/."""
 
 
 def listed(names: Collection[str]) -> str:
@@ -21,3 +23,8 @@ def within(seconds: float) -> str:
     if seconds == 0:
         return "immediately"
     return f"within {seconds if seconds < 0.001 else round(seconds, 3)} seconds"
+
+
+def page(name: str, section: str = "") -> str:
+    """Return the address of a page of the documentation, as in "operations/servers", or of a section on it."""
+    return f"{SITE}{name}/" + (f"#{section}" if section else "")

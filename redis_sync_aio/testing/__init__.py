@@ -10,7 +10,7 @@ to two seconds to start, listen on 127.0.0.1, and die with the process that star
         async with AsyncLock(client, "orders:42"):
             ...
 
-docs/guides/testing.md has more, and the fixtures for pytest.
+[Testing](https://redis-sync-aio.github.io/redis-sync-aio/guides/testing/) has more, and the fixtures for pytest.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ async def test_tight_rights_are_enough_and_missing_ones_are_named(
         assert mine.holders[0].connected is None  # it may not ask who listens
         assert [it.code for it in yours.problems] == ["unreadable"]
         await admin.execute_command("ACL", "SETUSER", "looker", "-scan")
-        with pytest.raises(PermissionDenied, match=r"refused to show names: .*'scan'.* docs/operations/inspection\.md"):
+        with pytest.raises(PermissionDenied, match=r"refused to show names: .*'scan'.*/operations/inspection/#rights"):
             await inspect(looker, "*:tight")
         (named,) = await inspect(looker, "mine:tight")
         assert named.held == 1

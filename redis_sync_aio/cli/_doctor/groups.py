@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from redis_sync_aio._core.keys import INBOX_PREFIX
+from redis_sync_aio.errors._wording import page
 
 from .facts import Facts, Rights
 from .findings import Finding
 
 SLOTS = 16384
+_RIGHTS = page("operations/servers", "rights")
 
 
 def cluster(facts: Facts) -> Iterator[Finding]:
@@ -52,13 +54,13 @@ def rights(found: Rights) -> Iterator[Finding]:
         meaning = (
             "Locks decide with WATCH instead, in two to three round trips; robust locks and fence gates do not work."
         )
-        yield Finding("scripts", "warn", what, meaning, "allow +evalsha +eval (docs/operations/servers.md, Rights)")
+        yield Finding("scripts", "warn", what, meaning, f"allow +evalsha +eval ({_RIGHTS})")
     else:
         yield Finding("scripts", "ok", f"{whose} may call scripts")
     if found.missing:
         what = f"{whose} may not run {', '.join(found.missing)}"
         meaning = "Locks, semaphores and all else that needs them raise PermissionDenied."
-        yield Finding("commands", "bad", what, meaning, "allow them (docs/operations/servers.md, Rights)")
+        yield Finding("commands", "bad", what, meaning, f"allow them ({_RIGHTS})")
     elif found.commands_known:
         yield Finding("commands", "ok", f"{whose} may run all commands that locks need")
     else:
@@ -81,7 +83,7 @@ def keys(found: Rights, whose: str) -> Finding:
     )
     meaning = "Every lock raises PermissionDenied: next to the key NAME it has keys that begin with {NAME}."
     patterns = " ".join(f"~{{{one}" for one in found.bare) or "~NAMES:* ~{NAMES:*"
-    fix = f"ACL SETUSER … {patterns} (docs/operations/servers.md, Rights)"
+    fix = f"ACL SETUSER … {patterns} ({_RIGHTS})"
     return Finding("keys", "bad", what, meaning, fix)
 
 
@@ -93,7 +95,7 @@ def push(found: Rights) -> Finding:
         return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why}", meaning, fix)
     if found.push is not None:
         channels = f"{found.prefix}{INBOX_PREFIX.decode()}*"
-        fix = f"allow +subscribe +publish and the channels &{channels} (docs/operations/servers.md, Rights)"
+        fix = f"allow +subscribe +publish and the channels &{channels} ({_RIGHTS})"
         return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
     if found.listeners > 1:
         what = f"{found.listeners - 1} other clients receive the messages of every channel"
