@@ -34,7 +34,6 @@ NOT_YET = {
             "fencing",
             "leader-election",
             "read-write-locks",
-            "sharing",
             "testing",
             "web",
         )

@@ -17,7 +17,7 @@ NAME = "fences"
 async def test_p8_what_one_has_at_a_time_has_rising_fences(
     sync: Coordinator, other: Coordinator, one: str, linger: float
 ) -> None:
-    """Two processes whose tasks hand it on, keep it, and lose it to the other one: as local-sharing.md says."""
+    """Two processes whose tasks hand it on, keep it, and lose it to the other one: as the guide to sharing says."""
     fences: list[int] = []
 
     def made(at: Coordinator) -> AsyncLock | AsyncSemaphore | WriteSide:
@@ -40,7 +40,7 @@ async def test_p8_what_one_has_at_a_time_has_rising_fences(
 
 
 async def test_p8_what_holds_for_fences_of_several_permits(sync: Coordinator, other: Coordinator) -> None:
-    """As local-sharing.md says: unique, rising for each permit, and above all others when the server grants."""
+    """As the guide to sharing says: unique, rising for each permit, and above all others when the server grants."""
     here, there = [AsyncSemaphore(one, NAME, limit=3, share=True, linger=10) for one in (sync, other)]
     first = await here.acquire()
     second = await there.acquire()
