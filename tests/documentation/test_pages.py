@@ -11,6 +11,7 @@ import redis as blocking
 
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.embedded import eventually
 from ..support.pages import Page, without_their_imports
 
 ROOT = Path(__file__).parents[2]
@@ -102,3 +103,23 @@ def test_a_block_that_fails_is_noticed(server: EmbeddedServer, tmp_path: Path) -
     page.write_text("# Title\n\n```cobol\n```\n")
     with pytest.raises(AssertionError, match="no way to run 'cobol'"):
         Page(page, server.url, tmp_path).run()
+
+
+def test_a_file_may_be_written_in_steps(server: EmbeddedServer, tmp_path: Path) -> None:
+    """What imports it sees the latest version."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        '```python title="step.py"\nN = 1\n```\n\n```python\nimport step\n```\n\n'
+        '```python title="step.py"\nN = 2  # later\n```\n\n```python\nimport step\n\nassert step.N == 2\n```\n'
+    )
+    Page(page, server.url, tmp_path).run()
+
+
+def test_what_a_block_leaves_running_is_killed(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Also what holds its output open. The block is not waited for any longer."""
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nsleep 600 &\necho $! > pid\n```\n")
+    Page(page, server.url, tmp_path).run()
+    pid = (tmp_path / "pid").read_text().strip()
+    state = Path(f"/proc/{pid}/stat")
+    assert eventually(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")

@@ -2,10 +2,12 @@
 
 - Python: in one namespace and one event loop for the page; ``await`` may stand outside of functions. A block with
   ``title="app.py"`` is a file of its own: it is written into the directory of the page, and imported.
-- sh: by bash, in the directory of the page; the programs of this environment come first.
+- sh: by bash, in the directory of the page; the programs of this environment come first. What a block leaves running is
+  killed at its end.
 - toml, json: must parse.
 
-Addresses that begin with ``redis://localhost`` lead to the server of the tests. What cannot run has a comment before it
+Addresses that begin with ``redis://localhost`` lead to the server of the tests, and ``localhost:8000``, which is where
+uvicorn listens, to a free port. What cannot run has a comment before it
 that says why: ``<!-- skip: next, "Needs a cluster." -->``. A comment ``<!-- invisible-code-block: python`` holds code
 that the reader does not see.
 """
@@ -15,13 +17,18 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
+import contextlib
+import importlib
 import inspect
 import json
 import os
 import re
 import runpy
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -33,6 +40,7 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
 
 ADDRESS: Final = "redis://localhost"
+SERVICE: Final = "localhost:8000"
 PLAIN: Final = frozenset({"text", "mermaid"})
 """What is not code: output, pictures."""
 LONGEST: Final = 240.0
@@ -60,6 +68,7 @@ class Page:
         self.ran = 0
         self.left_out: list[str] = []
         self._url = url
+        self._port = free_port()
         self._directory = directory
         self._runner: asyncio.Runner
         self._document = Sybil([SkipParser(), self._parse], path=str(path.parent)).parse(path)
@@ -79,8 +88,13 @@ class Page:
         finally:
             sys.path.remove(str(self._directory))
             for name in set(sys.modules) - known:
-                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(self._directory)):
-                    del sys.modules[name]
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Let a module of the page be imported again."""
+        if str(getattr(sys.modules.get(name), "__file__", None)).startswith(str(self._directory)):
+            del sys.modules[name]
+        importlib.invalidate_caches()
 
     def _parse(self, document: Document) -> Iterable[Region]:
         for region in regions(document):
@@ -88,11 +102,12 @@ class Page:
 
     def _evaluate(self, example: Example) -> None:
         block: Block = example.parsed
-        source = block.source.replace(ADDRESS, self._url)
+        source = block.source.replace(ADDRESS, self._url).replace(SERVICE, f"localhost:{self._port}")
         if block.title is not None:
             target = self._directory / block.title
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(source, "utf-8")
+            self._forget(target.stem)  # an earlier block may have written an earlier version
         if block.language in PLAIN:
             return
         run = self._languages().get(block.language)
@@ -125,16 +140,33 @@ class Page:
 
     def _shell(self, source: str, example: Example) -> None:
         programs = Path(sys.executable).parent
-        env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "REDIS_URL": self._url}
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", source],
-            cwd=self._directory,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST,
-        )
-        assert done.returncode == 0, f"line {example.line}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "REDIS_URL": self._url, "UVICORN_PORT": str(self._port)}
+        # Not a pipe: it would have its end only when what runs in the background has ended.
+        with tempfile.TemporaryFile("w+") as output:
+            shell = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", source],
+                cwd=self._directory,
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = shell.wait(LONGEST)
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(shell.pid, signal.SIGKILL)
+                shell.wait()
+            output.seek(0)
+            assert status == 0, f"line {example.line}: exit status {status}\n{output.read()}"
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def regions(document: Document) -> list[Region]:
