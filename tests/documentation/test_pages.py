@@ -18,7 +18,15 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "tests/README.md")
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]) if DOCS.exists() else []
-PROGRAMS = {"README.md", "CONTRIBUTING.md", "tutorial.md", "operations/index.md"}
+PROGRAMS = {
+    "README.md",
+    "CONTRIBUTING.md",
+    "tutorial.md",
+    "operations/index.md",
+    "recipes/aiohttp.md",
+    "recipes/fastapi.md",
+    "recipes/starlette.md",
+}
 """Pages whose commands take seconds."""
 NOT_YET = {
     "README.md",
@@ -36,7 +44,6 @@ NOT_YET = {
             "leader-election",
             "read-write-locks",
             "testing",
-            "web",
         )
     ),
 }

@@ -39,6 +39,7 @@ from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
 
+ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "redis://localhost"
 SERVICE: Final = "localhost:8000"
 PLAIN: Final = frozenset({"text", "mermaid"})
@@ -141,7 +142,13 @@ class Page:
     def _shell(self, source: str, example: Example) -> None:
         programs = Path(sys.executable).parent
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, "REDIS_URL": self._url, "UVICORN_PORT": str(self._port)}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {
+            "PATH": path,
+            "PYTEST_PLUGINS": "redis_sync_aio_pytest",  # also from a checkout that is not installed
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "REDIS_URL": self._url,
+            "UVICORN_PORT": str(self._port),
+        }
         # Not a pipe: it would have its end only when what runs in the background has ended.
         with tempfile.TemporaryFile("w+") as output:
             shell = subprocess.Popen(
