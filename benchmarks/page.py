@@ -1,11 +1,11 @@
-"""Puts the figures of a run into a page of the documentation, with a picture next to it.
+"""Puts the figures of a run into a page of the documentation.
 
-The text between two lines of the page, BEGIN and END, is replaced.
+The text between two lines of the page, BEGIN and END, is replaced. A page may have several such places; each has a
+name.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,22 @@ from .report import number
 from .scenario import Outcome
 from .targets import Verdict
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+BEGIN, END = "<!-- measured {}: begin -->", "<!-- measured {}: end -->"
 
 
 def put(
-    page: Path, picture: Path | None, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]
+    page: Path, place: str, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]
 ) -> None:
-    """Write tables into ``page``, and copy ``picture`` to its name with another suffix.
+    """Write tables into this place of ``page``.
 
-    Raises ValueError when the page does not have the two lines, in this order.
+    Raises ValueError when the page does not have the two lines of the place, in this order.
     """
     text = page.read_text("utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(BEGIN.format(place))
+    _, end, after = rest.partition(END.format(place))
     if not begin or not end:
-        raise ValueError(f"{page} needs a line {BEGIN!r}, and after it a line {END!r}")
-    lines = list(_lines(outcomes, verdicts, about))
-    if picture is not None:
-        copy = page.with_suffix(picture.suffix)
-        shutil.copyfile(picture, copy)
-        lines += [f"![The same as a picture]({copy.name})", ""]
+        raise ValueError(f"{page} needs a line {BEGIN.format(place)!r}, and after it a line {END.format(place)!r}")
+    lines = _lines(outcomes, verdicts, about)
     page.write_text("\n".join([f"{before}{begin}", "", *lines, f"{end}{after}"]), "utf-8")
 
 

@@ -48,12 +48,14 @@ class Panel:
     bars: Sequence[Bar]
 
 
-def draw(panels: Sequence[Panel], title: str, out: Path, suffixes: Sequence[str] = ("png", "svg")) -> Iterator[Path]:
-    """Draw the panels, two in a row, as ``out`` with each suffix; return the paths."""
+def draw(
+    panels: Sequence[Panel], title: str, out: Path, suffixes: Sequence[str] = ("png", "svg"), across: int = 2
+) -> Iterator[Path]:
+    """Draw the panels, so many across, as ``out`` with each suffix; return the paths."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    columns = min(2, len(panels))
+    columns = min(across, len(panels))
     rows = math.ceil(len(panels) / columns)
     # Text stays text: the file is small, and can be searched.
     with rc_context({"svg.fonttype": "none", "font.family": ["sans-serif"]}):
@@ -64,7 +66,9 @@ def draw(panels: Sequence[Panel], title: str, out: Path, suffixes: Sequence[str]
         for number, panel in enumerate(panels):
             _bars(figure.add_subplot(grid[number // columns, number % columns]), panel)
         figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)  # type: ignore[union-attr, call-arg]
-        figure.suptitle(f"{title}\nA bar is the median of several rounds; its line spans them.", fontsize=12)
+        figure.suptitle(
+            f"{title}\nA bar is the median of several rounds; its line spans them.", fontsize=12 if columns > 1 else 10
+        )
         for suffix in suffixes:
             path = out.with_suffix(f".{suffix}")
             figure.savefig(path, dpi=110, metadata={"Date": None} if suffix == "svg" else None)

@@ -15,7 +15,7 @@ from rich.table import Table
 from .contestants import BY_NAME
 from .pictures import Bar, Panel, draw
 from .plain_words import LABELS, WORDS
-from .scenario import Column, Outcome
+from .scenario import Column, Outcome, Round, Scenario
 from .targets import OURS, Verdict
 
 
@@ -128,6 +128,24 @@ def _finite(value: float) -> float | None:
     return None if math.isinf(value) else round(value, 6)
 
 
+def saved(path: Path, chosen: Sequence[Scenario], names: Sequence[str]) -> tuple[list[Outcome], dict[str, Any]]:
+    """Return what a benchmarks.json says about these scenarios and contestants, in this order.
+
+    Raises KeyError for a scenario that the file does not have.
+    """
+    found = json.loads(path.read_text("utf-8"))
+    outcomes = []
+    for scenario in chosen:
+        outcome, figures = Outcome(scenario), found["scenarios"][scenario.key]["figures"]
+        for name in (name for name in names if name in figures):
+            rounds = {key: figure["rounds"] for key, figure in figures[name].items()}
+            for played in zip(*rounds.values(), strict=True):
+                values = (math.inf if value is None else value for value in played)
+                outcome.add(name, Round(dict(zip(rounds, values, strict=True))))
+        outcomes.append(outcome)
+    return outcomes, found["about"]
+
+
 def write(
     out: Path, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any], *, plot: bool = True
 ) -> list[Path]:
@@ -140,8 +158,18 @@ def write(
 
 def _plot(out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> Iterator[Path]:
     panels = [panel for outcome in outcomes if (panel := _panel(outcome)).bars]
-    title = f"redis_sync_aio and others ({about['server']}, {about['transport']}, Python {about['python']})"
+    title = f"redis_sync_aio and others ({_where(about)})"
     return draw(panels, title, out / "benchmarks") if panels else iter(())
+
+
+def picture(path: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> None:
+    """Draw the scenarios for a page: below each other, so that they can be read in a column of text."""
+    panels = [_panel(outcome) for outcome in outcomes]
+    list(draw(panels, _where(about), path.with_suffix(""), [path.suffix.removeprefix(".")], across=1))
+
+
+def _where(about: Mapping[str, Any]) -> str:
+    return f"{about['server']}, {about['transport']}, Python {about['python']}"
 
 
 def _panel(outcome: Outcome) -> Panel:

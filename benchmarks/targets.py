@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -230,7 +230,7 @@ _JUDGES: Mapping[str, Callable[[Judge], Iterator[Verdict]]] = {
 }
 
 
-def verdicts(outcomes: list[Outcome]) -> list[Verdict]:
+def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
     """Return a verdict for each target that this run measured."""
     judged = ((_JUDGES.get(outcome.scenario.key), outcome) for outcome in outcomes)
     return [verdict for judge, outcome in judged if judge is not None for verdict in judge(Judge(outcome))]

@@ -28,7 +28,7 @@ from benchmarks.measure import (
 )
 from benchmarks.pictures import Bar, Panel, draw
 from benchmarks.plain_words import LABELS, WORDS
-from benchmarks.report import show, write
+from benchmarks.report import saved, show, write
 from benchmarks.runner import benchmark
 from benchmarks.scenario import SMOKE, Outcome, Round, Scale
 from benchmarks.scenarios.permits import crowded
@@ -55,6 +55,14 @@ EXCLUDING = (
     "s4sem",
     "rw",
     "s8",
+)
+PICTURES = (
+    "benchmarks-uncontended",
+    "benchmarks-contended",
+    "benchmarks-sharing",
+    "local-sharing",
+    "optimistic-or-pessimistic",
+    "sharing",
 )
 NO_TARGETS = {"s3work", "s3one", "lone", "s8s5b1", "s8s1b1"}  # where `ours` is not compared with others
 
@@ -292,23 +300,42 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
         "rounds": 3,
     }
     about["packages"] = {"redis": "8.1"}
-    document, picture = tmp_path / "some-page.md", tmp_path / "benchmarks.svg"
-    picture.write_text("<svg/>")
-    document.write_text(f"# Title\n\n{page.BEGIN}\nof old\n{page.END}\n\nand so on\n")
+    document = tmp_path / "some-page.md"
+    begin, end = page.BEGIN.format("locks"), page.END.format("locks")
+    other = [page.BEGIN.format("more"), "stays", page.END.format("more")]
+    document.write_text("\n".join(["# Title", "", *other, begin, "of old", end, "", "and so on", ""]))
 
     for _ in range(2):
-        page.put(document, picture, [outcome], [Verdict("s1", "commands", 2, 2, at_least=False)], about)
+        page.put(document, "locks", [outcome], [Verdict("s1", "commands", 2, 2, at_least=False)], about)
         lines = document.read_text().splitlines()
-        assert lines[:3] == ["# Title", "", page.BEGIN]
-        assert lines[-3:] == [page.END, "", "and so on"]
+        assert lines[:6] == ["# Title", "", *other, begin]
+        assert lines[-3:] == [end, "", "and so on"]
         assert any(line.startswith("| ours | 2,000 | 2.00 |") for line in lines)
         assert "| ≤ 2 commands |  | 2 | reached |" in lines
-        assert "![The same as a picture](some-page.svg)" in lines
         assert "of old" not in lines
-    assert (tmp_path / "some-page.svg").read_text() == "<svg/>"
-    document.write_text(f"{page.END} {page.BEGIN}")
     with pytest.raises(ValueError, match="some-page"):
-        page.put(document, picture, [outcome], [], about)
+        page.put(document, "semaphores", [outcome], [], about)
+    document.write_text(f"{end} {begin}")
+    with pytest.raises(ValueError, match="some-page"):
+        page.put(document, "locks", [outcome], [], about)
+
+
+def test_figures_that_were_written_can_be_read_again(tmp_path: Path) -> None:
+    outcomes = [Outcome(scenarios.BY_KEY["s1"]), Outcome(scenarios.BY_KEY["s7"])]
+    for value in (1.0, 3.0):
+        outcomes[0].add("ours", Round({"pairs_per_second": value, "commands_per_pair": 2 * value}))
+        outcomes[0].add("redis-py", Round({"pairs_per_second": value, "commands_per_pair": value}))
+        outcomes[1].add("ours", Round({"late_ms": math.inf}))
+    [path] = write(tmp_path, outcomes, [], {"rounds": 2}, plot=False)
+
+    found, about = saved(path, [one.scenario for one in outcomes], ["redis-py", "ours"])
+    assert [outcome.figures for outcome in found] == [outcome.figures for outcome in outcomes]
+    assert list(found[0].figures) == ["redis-py", "ours"]
+    assert about == {"rounds": 2}
+    [alone] = saved(path, [outcomes[1].scenario], ["redis-py"])[0]
+    assert alone.figures == {}
+    with pytest.raises(KeyError):
+        saved(path, [scenarios.BY_KEY["s2"]], ["ours"])
 
 
 def test_verdicts() -> None:
@@ -324,7 +351,7 @@ def test_pictures_name_everything_in_plain_words() -> None:
     assert set(LABELS) == set(BY_NAME)
     assert set(WORDS) == set(scenarios.BY_KEY)
     codes = re.compile(r"\bS\d\b|fair/s|\bours\b|\bhop\b|\bp99\b|\bs\dw?ork\b")
-    for name in ("benchmarks", "local-sharing", "optimistic-or-pessimistic", "sharing"):
+    for name in PICTURES:
         path = DOCS / f"{name}.svg"
         if path.exists():
             texts = re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text("utf-8"))

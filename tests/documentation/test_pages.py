@@ -21,6 +21,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]) if
 PROGRAMS = {
     "README.md",
     "CONTRIBUTING.md",
+    "benchmarks.md",
     "tutorial.md",
     "operations/index.md",
     "recipes/aiohttp.md",
