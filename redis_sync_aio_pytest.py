@@ -1,4 +1,6 @@
-"""The pytest plugin of redis_sync_aio: a server, a client and a coordinator for each test; see docs/guides/testing.md.
+"""The pytest plugin of redis_sync_aio: a server, a client and a coordinator for each test.
+
+[Testing](https://redis-sync-aio.github.io/redis-sync-aio/guides/testing/) shows how to use it.
 
 It is a module next to the package, and imports pytest only: a run that uses none of the fixtures imports neither the
 package nor redis-py. (The package's own ``__init__`` imports both, which takes about a fifth of a second.)

@@ -14,6 +14,7 @@ from redis_sync_aio.cli._doctor.facts import Rights
 from redis_sync_aio.cli._doctor.groups import rights
 
 PACKAGE = Path(redis_sync_aio.__file__).parent
+PLUGIN = PACKAGE.with_name("redis_sync_aio_pytest.py")
 DOCS = Path(__file__).parents[2] / "docs"
 SITE = "https://redis-sync-aio.github.io/redis-sync-aio/"
 
@@ -42,11 +43,17 @@ def exists(name: str, section: str) -> bool:
     return found is not None and (not section or section in anchors(found))
 
 
+def files() -> list[Path]:
+    """The files that are installed, those that have text."""
+    return [PLUGIN, *(path for kind in ("py", "json", "lua") for path in PACKAGE.rglob(f"*.{kind}"))]
+
+
 def written() -> list[tuple[str, str, str]]:
     """Every address that stands in a file of the package: the file, the page, the section."""
-    files = [path for kind in ("py", "json", "lua") for path in PACKAGE.rglob(f"*.{kind}")]
     address = re.compile(re.escape(SITE) + r"([\w/-]*)(?:#([\w-]+))?")
-    return [(path.name, page, section) for path in files for page, section in address.findall(path.read_text("utf-8"))]
+    return [
+        (path.name, page, section) for path in files() for page, section in address.findall(path.read_text("utf-8"))
+    ]
 
 
 def composed() -> list[tuple[str, str, str]]:
@@ -77,8 +84,7 @@ def test_a_page_or_a_section_that_is_missing_is_noticed() -> None:
 
 def test_the_package_names_no_file_of_the_repository() -> None:
     """It is installed without docs/."""
-    files = [path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".json", ".lua"}]
-    assert [path.name for path in files if re.search(r"docs/\w|\w\.md\b", path.read_text("utf-8"))] == []
+    assert [path.name for path in files() if re.search(r"docs/\w|\w\.md\b", path.read_text("utf-8"))] == []
 
 
 def test_a_finding_of_the_doctor_gives_the_whole_address() -> None:

@@ -1,0 +1,123 @@
+"""The page "When it goes wrong" has every error and every line of the log, and quotes what they say."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import pkgutil
+import re
+import warnings
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import redis_sync_aio
+from redis_sync_aio import Coordinator
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import LossReason, SyncError
+
+from ..support.wrong import ERRORS, LINES, Situation
+from .test_events_page import lines
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "when-it-goes-wrong.md"
+OF_REDIS_PY = {"LockError", "LockNotOwnedError"}
+"""Errors of redis-py that `compat.Lock` raises: `Unreachable` is its ConnectionError anyway."""
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
+
+
+def entries(heading: str) -> dict[str, str]:
+    """The text below each ``###`` of the sections whose ``##`` begins with ``heading``."""
+    sections = re.findall(rf"^## {heading}.*\n((?:(?!## ).*\n?)*)", PAGE.read_text("utf-8"), re.M)
+    found = re.findall(r"^### `?(\w+)`?\n((?:(?!### ).*\n?)*)", "\n".join(sections), re.M)
+    assert len({name for name, _ in found}) == len(found)
+    return dict(found)
+
+
+def quoted(entry: str) -> str:
+    """What the first block of text in an entry says, in one line."""
+    block = re.search(r"^```text\n(.*?)^```", entry, re.M | re.S)
+    assert block is not None, entry
+    return plain(block[1])
+
+
+def plain(message: str) -> str:
+    """A message in one line; its numbers are not compared."""
+    return re.sub(r"\d+", "0", re.sub(r"\s+", " ", message)).strip()
+
+
+def public_errors() -> set[str]:
+    """The exceptions that public modules export, wherever they are defined."""
+    found = set()
+    for info in pkgutil.walk_packages(redis_sync_aio.__path__, "redis_sync_aio."):
+        if any(part.startswith("_") for part in info.name.split(".")) or ".cli" in info.name:
+            continue
+        module = importlib.import_module(info.name)
+        exported = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+        found |= {name for name, it in exported.items() if inspect.isclass(it) and issubclass(it, BaseException)}
+    return found
+
+
+def test_every_public_error_has_an_entry_and_nothing_else_has() -> None:
+    assert {"LeaseLost", "ServerNotFound", "QueueFull"} < public_errors()
+    assert set(entries("Errors: ")) == public_errors() | OF_REDIS_PY
+
+
+def test_every_line_of_the_log_has_an_entry_and_nothing_else_has() -> None:
+    assert set(entries("Lines of the log")) == set(lines())
+
+
+def test_every_reason_of_a_loss_has_an_entry_and_nothing_else_has() -> None:
+    """`forgotten` is the reason of an event only."""
+    assert set(entries("Why was my lease lost")) == {*get_args(LossReason), "forgotten"}
+
+
+def test_every_entry_of_an_error_says_when_in_which_state_and_what_to_do() -> None:
+    """Those of redis-py and of the embedded server leave out what their one cause says."""
+    short = {name for name, entry in entries("Errors: ").items() if not {"When", "State"} <= set(words(entry))}
+    assert short <= {"ServerNotFound", "ServerNotStarted"}
+    advised = {name for name, entry in entries("Errors: ").items() if "What to do" in words(entry)}
+    ours = {name for name in entries("Errors: ") if issubclass(getattr(redis_sync_aio, name, object), SyncError)}
+    assert {it for it in ours if it != "LeaseLost"} - advised == {"SyncError"}
+
+
+def words(entry: str) -> list[str]:
+    return re.findall(r"^\*\*([A-Z][a-z ]+)[.,]", entry, re.M)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("name", ERRORS)
+async def test_the_message_on_the_page_is_that_of_the_error(server: EmbeddedServer, name: str) -> None:
+    """Each error is met on a real server; the page may leave out the end of its message."""
+    async with server.client() as redis:
+        await redis.flushall()
+        async with Coordinator(redis) as sync, Coordinator(redis) as other:
+            with pytest.raises(Exception) as raised:
+                await ERRORS[name](Situation(server, redis, sync, other))
+    assert type(raised.value).__name__ == name
+    said = quoted(entries("Errors: ")[name])
+    assert plain(str(raised.value)).startswith(said)
+    assert name == "ServerNotStarted" or plain(str(raised.value)) == said
+
+
+def test_every_error_is_met() -> None:
+    assert set(ERRORS) == set(entries("Errors: "))
+    assert set(LINES) == set(entries("Lines of the log"))
+
+
+@pytest.mark.parametrize("event", LINES)
+def test_the_line_on_the_page_is_that_of_the_log(event: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "redis_sync_aio"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        LINES[event]()
+    (record,) = caplog.records
+    assert vars(record)["event"] == event
+    assert plain(record.getMessage()) == quoted(entries("Lines of the log")[event])
+
+
+def test_a_message_that_has_changed_is_noticed() -> None:
+    entry = entries("Errors: ")["NotHeld"]
+    assert quoted(entry) == quoted(entry.replace(" ", "\n", 1))
+    assert quoted(entry) != quoted(entry.replace("holds no lease", "has no lease"))
