@@ -18,8 +18,8 @@ from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason, SyncError
 
+from ..support.log_lines import lines
 from ..support.wrong import ERRORS, LINES, Situation
-from .test_events_page import lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "when-it-goes-wrong.md"
 OF_REDIS_PY = {"LockError", "LockNotOwnedError"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from dataclasses import fields
@@ -14,6 +13,7 @@ from redis_sync_aio import instrumentation
 from redis_sync_aio.instrumentation import Event
 
 from ..support.inside import logs
+from ..support.log_lines import lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "events-and-logs.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
@@ -38,25 +38,6 @@ def test_every_event_is_listed_with_its_facts() -> None:
     assert listed == {name: {field.name for field in fields(kind)} - base for name, kind in events.items()}
     common = set(rows("Observers"))
     assert common == base
-
-
-def lines() -> dict[str, tuple[set[str], set[str]]]:
-    """Levels and facts of every line that the package can log, by the name of its event."""
-    found: dict[str, tuple[set[str], set[str]]] = {}
-    for call in ast.walk(ast.parse(inspect.getsource(logs))):
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            continue
-        if call.func.id == "_log":
-            levels, event = set(re.findall(r"logging\.(\w+)", ast.unparse(call.args[0]))), call.args[1]
-        elif call.func.id == "_warn":
-            levels, event = {"WARNING"}, call.args[0]
-        else:
-            continue
-        assert isinstance(event, ast.Constant)
-        assert isinstance(event.value, str)
-        assert event.value not in found
-        found[event.value] = levels, {keyword.arg or "**" for keyword in call.keywords}
-    return found
 
 
 def test_every_line_of_the_log_is_listed_with_level_facts_and_what_to_do() -> None:
