@@ -35,7 +35,6 @@ NOT_YET = {
     "tests/README.md",
     "classic-patterns.md",
     "operations/events-and-logs.md",
-    "migration/redis-py.md",
     *(
         f"guides/{name}.md"
         for name in (
