@@ -27,6 +27,19 @@ def test_the_page_names_all_tests_and_no_others() -> None:
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
+def test_every_pattern_has_its_tests_behind_a_fold() -> None:
+    """Each section ends with the names of tests of the textbook's code and of ours, and no other text has any."""
+    _, *sections = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.M)
+    for section in sections:
+        text, fold, tests = section.partition('??? note "Tests"\n')
+        names = re.findall(r"`(test_\w+)`", tests)
+        assert fold, text
+        assert "test_" not in re.sub(r"`tests/[^`]*`|\(http[^)]*\)", "", text)
+        assert [name for name in names if name.startswith("test_textbook_")], text
+        assert [name for name in names if not name.startswith("test_textbook_")], text
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 def test_every_row_of_the_table_leads_to_its_section() -> None:
     text = PAGE.read_text("utf-8")
     rows = re.findall(r"^\| \[[^\]]+\]\(#([\w-]+)\)", text, re.M)

@@ -33,7 +33,6 @@ NOT_YET = {
     "README.md",
     "CONTRIBUTING.md",
     "tests/README.md",
-    "classic-patterns.md",
     "operations/events-and-logs.md",
     *(
         f"guides/{name}.md"
