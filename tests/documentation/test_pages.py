@@ -38,7 +38,6 @@ NOT_YET = {
             "after-a-crash",
             "fencing",
             "leader-election",
-            "read-write-locks",
             "testing",
         )
     ),
