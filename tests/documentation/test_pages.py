@@ -25,7 +25,9 @@ PROGRAMS = {
     "tutorial.md",
     "operations/index.md",
     "recipes/aiohttp.md",
+    "recipes/django.md",
     "recipes/fastapi.md",
+    "recipes/sigterm.md",
     "recipes/starlette.md",
 }
 """Pages whose commands take seconds."""

@@ -29,6 +29,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ class Page:
 
     def run(self) -> None:
         """Run every block. Raises what a block raises."""
-        known = set(sys.modules)
+        known, environment = set(sys.modules), dict(os.environ)
         sys.path.insert(0, str(self._directory))
         try:
             with asyncio.Runner() as self._runner:
@@ -90,6 +91,9 @@ class Page:
             sys.path.remove(str(self._directory))
             for name in set(sys.modules) - known:
                 self._forget(name)
+            os.environ.clear()
+            os.environ.update(environment)
+            time.tzset()  # Django sets the zone of its process
 
     def _forget(self, name: str) -> None:
         """Let a module of the page be imported again."""
