@@ -88,10 +88,18 @@ class AsyncBarrier:
     Each call costs one round trip, and O(parties * log parties) on the server.
 
     Example:
-        barrier = AsyncBarrier(redis, "round:17", parties=3)
-        async with barrier as rank:
-            if rank == 0:
-                print("all have come")
+        ```python
+        import asyncio
+
+        from redis_sync_aio import AsyncBarrier
+
+        async def party() -> None:
+            async with AsyncBarrier(redis, "round:17", parties=3) as rank:
+                if rank == 0:
+                    print("all have come")
+
+        await asyncio.gather(party(), party(), party())  # in three processes
+        ```
     """
 
     def __init__(

@@ -79,13 +79,13 @@ class Lock(RedisLock):
         name: the key; excludes all other locks on that key.
         timeout: seconds until the lock ends by itself; None or 0: never.
         sleep: seconds between two tries of an acquire with ``token=``.
-        blocking, blocking_timeout: whether `acquire` waits, and for how many seconds; None: forever.
+        blocking: whether `acquire` waits.
+        blocking_timeout: for how many seconds `acquire` waits; None: forever.
         thread_local: keep the token in thread-local storage, so that only this thread sees it.
         raise_on_release_error: raise when the lock is lost at the end of ``async with``; False: log a warning.
 
-    All of these are attributes that may be changed. Seconds are real numbers of any type, or a timedelta.
-
-    Subclasses may override `acquire`, `release`, `extend` and `reacquire`. To override what redis-py's lock has inside
+    All of these are attributes that may be changed. Seconds are real numbers of any type, or a timedelta. Subclasses
+    may override `acquire`, `release`, `extend` and `reacquire`. To override what redis-py's lock has inside
     (``do_acquire``, ``lua_release`` …) is a TypeError when the class is made: it would never be called.
     """
 

@@ -66,18 +66,24 @@ class Compensation:
         timeout: seconds or timedelta for each step, default 10; with n steps the undoing takes n times that at most.
 
     Raises:
-        TypeError, ValueError: a bad argument, such as the lease of a lock that keeps no record. LeaseLost, NotHeld: it
-            is lost, or was released. WrongContext: in another event loop or process.
-        Leaving it after a body that ended normally raises LeaseLost, NotHeld, StaleWriter, Unreachable or
-        CommandRefused if recorded steps could not be dropped: then they are still recorded (after Unreachable perhaps
-        not until something else is).
+        TypeError, ValueError: a bad argument, such as the lease of a lock that keeps no record.
+        LeaseLost, NotHeld: the lease is lost, or was released.
+        WrongContext: in another event loop or process.
+
+    Leaving it after a body that ended normally raises LeaseLost, NotHeld, StaleWriter, Unreachable or CommandRefused if
+    recorded steps could not be dropped: then they are still recorded (after Unreachable perhaps not until something
+    else is).
 
     Example:
+        ```python
+        from redis_sync_aio import Compensation
+
         async with Compensation() as undo:
             undo.push(refund, order_id)
             await charge(order_id)
             undo.push(restock, order_id)
             await take_from_stock(order_id)
+        ```
     """
 
     errors: UndoFailed | None = None

@@ -81,13 +81,15 @@ class Coordinator:
     Raises:
         TypeError: not an asyncio Redis client, or an argument of the wrong type. ValueError: one out of range.
 
-    One that is dropped without `close` is noticed once it is collected, and neither holds nor waits for anything: its
-    connection is closed, and a ResourceWarning is given.
+    One that is dropped without `close` closes its connection when it is collected, with a ResourceWarning.
 
     Example:
-        async with Coordinator(redis, claim=5) as coordinator:
-            async with coordinator.lock("orders:7"):
-                ...
+        ```python
+        from redis_sync_aio import Coordinator
+
+        async with Coordinator(redis, claim=5) as sync, sync.lock("orders:7") as lease:
+            await write_order(fence=lease.fence)
+        ```
     """
 
     def __init__(
@@ -147,9 +149,12 @@ class Coordinator:
         `client` is for commands of your own, until `close`. It connects when it is used.
 
         Example:
-            async with Coordinator.from_url("redis://localhost") as coordinator:
-                async with coordinator.lock("orders:7"):
-                    ...
+            ```python
+            from redis_sync_aio import Coordinator
+
+            async with Coordinator.from_url("redis://localhost") as sync, sync.lock("orders:7") as lease:
+                await write_order(fence=lease.fence)
+            ```
         """
         owned = owned_client(url, client_options)
         made = cls(owned.client, **options)

@@ -105,13 +105,16 @@ class LeaderElection:
         TypeError, ValueError: a bad argument; nothing was sent.
 
     Example:
+        ```python
+        from redis_sync_aio import LeaderElection, LeaseLost
+
         election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
-        while True:
-            try:
-                async with election.lead() as term:
-                    await schedule(term.number)
-            except LeaseLost:
-                pass  # stand again
+        try:
+            async with election.lead() as term:  # waits until this process is elected
+                await schedule(term.number)
+        except LeaseLost:
+            ...  # stand again: in a service this is a loop
+        ```
     """
 
     @explains_words_of_redis_py
@@ -178,8 +181,14 @@ class LeaderElection:
         It may be cancelled or closed at any time, and holds nothing.
 
         Example:
+            ```python
+            from redis_sync_aio import LeaderElection
+
+            election = LeaderElection(redis, "scheduler", identity="worker-3")
             async for leader in election.watch():
                 print("nobody leads" if leader is None else f"{leader.identity} leads, term {leader.term}")
+                break
+            ```
         """
         return self._changes(positive_seconds(every, "every"))
 

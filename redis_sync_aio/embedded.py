@@ -90,8 +90,12 @@ class EmbeddedServer:
         start_timeout: seconds until the server has to answer, loading its data included.
 
     Example:
+        ```python
+        from redis_sync_aio.embedded import EmbeddedServer
+
         async with EmbeddedServer() as server, server.client() as client:
             await client.set("key", "value")
+        ```
     """
 
     host: Final = "127.0.0.1"

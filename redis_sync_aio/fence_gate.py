@@ -49,11 +49,15 @@ class FenceGate:
         TypeError, ValueError: a bad argument; nothing was sent.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncLock, FenceGate
+
         gate = FenceGate(redis, "report.pdf")
         async with AsyncLock(redis, "report.pdf") as lease:
             report = await render()
             await gate.accept(lease)
             await bucket.put("report.pdf", report)
+        ```
     """
 
     def __init__(self, client: Client | CoordinatorLike, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:

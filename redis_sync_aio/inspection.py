@@ -84,9 +84,13 @@ async def inspect(
     On cancellation nothing is left behind.
 
     Example:
+        ```python
+        from redis_sync_aio.inspection import inspect
+
         for found in await inspect(redis, "orders:*"):
             for problem in found.problems:
                 print(found.name, problem)
+        ```
     """
     source = client_of(client)
     wanted, limit, shown = encode(source, pattern, "pattern"), count(limit, "limit", 1), count(shown, "shown", 1)

@@ -2,8 +2,7 @@
 
 All three hold an `AsyncLock` while the work runs, and keep a mark next to it that outlasts the lock. The mark is
 written only if the lease holds at that moment (`Lease.transaction`), so a holder that was stopped for too long writes
-nothing.
-[Jobs that run once](https://redis-sync-aio.github.io/redis-sync-aio/guides/jobs/) shows them with cron,
+nothing. [Jobs that run once](https://redis-sync-aio.github.io/redis-sync-aio/guides/jobs/) shows them with cron,
 APScheduler, taskiq and SAQ.
 """
 
@@ -83,18 +82,22 @@ def once(
         timeout: seconds or timedelta to wait for another run with ``on_crash="again"``; None: no limit.
 
     Raises:
-        TypeError, ValueError: a bad argument, when it is called. At the beginning: as `AsyncLock.acquire`;
-        AcquireTimeout with a ``timeout``. At its beginning and end also as `Lease.transaction`: LeaseLost when the
-        lease was lost, and then the slot is not marked as done (unless the lease was lost while the server was asked
-        to do so). What an answer that was lost leaves open is found out; OutcomeUnknown is raised if that takes longer
-        than ``retry_for`` of the coordinator, or the lease is lost before.
+        TypeError, ValueError: a bad argument, when it is called.
+        AcquireTimeout: another run took longer than ``timeout``. Other errors at the beginning are those of
+            `AsyncLock.acquire`, and at the beginning and end those of `Lease.transaction`.
+        LeaseLost: the lease was lost; the slot is not marked as done, unless that happened while it was being marked.
+        OutcomeUnknown: the answer to a mark was lost, and nothing told its outcome for ``retry_for`` seconds.
 
     On cancellation the lock is released, or was not acquired.
 
     Example:
-        async with once(sync, "nightly", slot=date.today()) as lease:
+        ```python
+        from redis_sync_aio.jobs import once
+
+        async with once(sync, "nightly", slot="2026-11-26") as lease:
             if lease is not None:
                 await report(fence=lease.fence)
+        ```
     """
     one_of(on_crash, get_args(OnCrash), "on_crash")
     text = f"{slot}"
@@ -136,7 +139,8 @@ def once_per(
         name: of the job with its slot: ``{0}`` is the time of the call by this machine's clock, as a `datetime`, and
             other fields are arguments of the function: ``"report:{customer}:{0:%Y-%m-%d}"``.
         tz: the time zone of ``{0}``. Default UTC.
-        at_least, on_crash, ttl, timeout: as `once`.
+
+    The other arguments are those of `once`.
 
     Raises:
         TypeError, ValueError: at decoration, for bad arguments, or a field that is neither.
@@ -144,8 +148,12 @@ def once_per(
     A call raises what the function raises, and what `once` does.
 
     Example:
+        ```python
+        from redis_sync_aio.jobs import once_per
+
         @once_per(sync, "nightly:{0:%Y-%m-%d}", at_least=3600)
         async def nightly() -> None: ...
+        ```
     """
     one_of(on_crash, get_args(OnCrash), "on_crash")
     for time, what in ((at_least, "at_least"), (ttl, "ttl")):
@@ -198,8 +206,7 @@ def idempotent(
 ) -> Synchronize:
     """Decorate a coroutine function: of all calls with one key the first one runs, and all get its result.
 
-    The result is kept on the server as text, and each call, the first one included, gets what the codec makes of that.
-    A call that raises keeps nothing: the next one runs. If its process dies in the middle, the next one finds out.
+    The result is kept as text, and each call gets what the codec makes of that. A call that raises keeps nothing.
 
     Args:
         client: as of `once_per`.
@@ -216,16 +223,17 @@ def idempotent(
     Raises:
         TypeError, ValueError: at decoration, for bad arguments, or a field that is not an argument of the function.
 
-    A call raises what the function raises, and:
-        FingerprintMismatch: the key was used by a call with another fingerprint. RunInterrupted: see above.
-        AcquireTimeout: another call with the key runs. What `AsyncLock.acquire` and `transaction` raise.
-        LeaseLost: the lock was lost before it was known that the result is kept. OutcomeUnknown: as `once`.
-
-    On cancellation nothing is kept.
+    A call raises what the function, `AsyncLock.acquire` and `transaction` raise, and FingerprintMismatch,
+    RunInterrupted (see above), LeaseLost if it is not known that the result is kept, OutcomeUnknown as `once`. On
+    cancellation nothing is kept.
 
     Example:
+        ```python
+        from redis_sync_aio.jobs import idempotent
+
         @idempotent(sync, "payment:{request_id}", fingerprint="{amount}")
         async def pay(request_id: str, amount: int) -> dict[str, str]: ...
+        ```
     """
     templates = [check_template(key, "key")]
     if fingerprint is not None:

@@ -101,9 +101,13 @@ class AsyncLock(PlainLock):
         TypeError, ValueError: a bad argument; nothing was sent.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncLock
+
         lock = AsyncLock(redis, "orders:42", ttl=30)
         async with lock as lease:
             await write_order(fence=lease.fence)
+        ```
     """
 
     _kind = "lock"
@@ -169,9 +173,12 @@ class AsyncLock(PlainLock):
         On cancellation the token is good again, for ``ttl``.
 
         Example:
-            token = await lease.detach(ttl=60)  # in the process that acquired it
-            async with await lock.attach(token):  # in the one that does the work
+            ```python
+            lease = await lock.acquire()
+            token = await lease.detach(ttl=60)  # this process lets go of it
+            async with await lock.attach(token):  # another one goes on
                 ...
+            ```
         """
         return await self._attach(token, ttl)
 
@@ -243,11 +250,15 @@ def synchronized(
     cancellation it has released the lock, or not acquired it.
 
     Example:
+        ```python
+        from redis_sync_aio import synchronized
+
         @synchronized(redis, "user:{user_id}", timeout=5)
         async def charge(user_id: int, amount: int) -> None: ...
 
         @synchronized(lambda: app.state.redis, "nightly-report", on_busy="skip")
         async def report() -> None: ...
+        ```
     """
     template = check_template(name, "name")
     one_of(on_busy, get_args(OnBusy), "on_busy")

@@ -83,14 +83,22 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         names: names of locks, one at least, in any order; what is named twice is one lock.
-        ttl, auto_renew, max_hold, on_lost, engine: as for `AsyncLock`, for each of the locks.
+        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever.
+        auto_renew: renew leases in the background, for as long as they are held.
+        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
+        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
+        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
 
     Raises:
         TypeError, ValueError: a bad argument (also: no name, or a single str instead of a list); nothing was sent.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncMultiLock
+
         async with AsyncMultiLock(redis, ["account:1", "account:2"]) as lease:
             await transfer(fences=lease.fences)
+        ```
     """
 
     @explains_words_of_redis_py

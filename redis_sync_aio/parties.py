@@ -48,9 +48,13 @@ class AsyncEvent:
     Each call costs one round trip, and O(log waiters) on the server; `set` costs that for each waiter.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncEvent
+
         migrated = AsyncEvent(redis, "migrated:2026-11")
+        await migrated.set()  # in the process that migrates
         await migrated.wait(timeout=60)  # in the services
-        await migrated.set()  # in the one that migrates
+        ```
     """
 
     def __init__(
@@ -140,9 +144,14 @@ class AsyncCountDownLatch:
     each waiter.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncCountDownLatch
+
         done = AsyncCountDownLatch(redis, "import:17", count=4)
-        await done.count_down(identity=f"part {part}")  # in each of four workers
-        await done.wait(timeout=3600)  # in the one that goes on
+        for part in range(4):  # in each of four workers
+            await done.count_down(identity=f"part {part}")
+        await done.wait(timeout=3600)  # in the process that goes on
+        ```
     """
 
     def __init__(

@@ -94,7 +94,10 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             more may fail.)
         name: as for `AsyncLock`; the same on all servers.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew, max_hold, on_lost, engine: as for `AsyncLock`, on each server.
+        auto_renew: renew leases in the background, for as long as they are held.
+        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
+        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
+        engine: "auto" (default), "lua" or "watch": how each server decides, as for `AsyncLock`.
         answer_within: seconds (or timedelta), more than 0, that a server has to answer; short against ``ttl``. One that
             does not answer delays `acquire` and `release` by that, until it is known to be out of reach.
 
@@ -103,9 +106,15 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             clients lead to one server is found out, and refused, by `acquire`.
 
     Example:
-        lock = AsyncRedlock([one, two, three], "orders:42", ttl=10)
-        async with lock as lease:
-            await write_order(fence=lease.fence)
+        ```python
+        from redis_sync_aio import AsyncRedlock
+        from redis_sync_aio.testing import IndependentServers
+
+        async with IndependentServers(3) as group:
+            clients = group.clients()  # or three clients of your own
+            async with AsyncRedlock(clients, "orders:42", ttl=10) as lease:
+                await write_order(fence=lease.fence)
+        ```
     """
 
     @explains_words_of_redis_py

@@ -37,13 +37,23 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name, ttl, auto_renew, max_hold, on_lost, engine: as for `AsyncLock`. They count for the outermost acquisition;
+        name: the key that holds the holder's token, as for `AsyncLock`.
+        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever.
+        auto_renew: renew leases in the background, for as long as they are held.
+        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
+        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
+        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
+
+    These options count for the outermost acquisition; one that is inside joins that lease as it is.
             one that is inside joins that lease as it is.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncReentrantLock
+
         lock = AsyncReentrantLock(redis, "account:7")
 
         async def withdraw(amount):
@@ -53,6 +63,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         async def withdraw_all():
             async with lock:
                 await withdraw(await balance())
+        ```
     """
 
     @explains_words_of_redis_py

@@ -31,7 +31,12 @@ class AsyncRobustLock(LockBase[RobustLease]):
     StaleWriter. `force_release` leaves the record, so the next holder finds it abandoned.
 
     Args:
-        client, name, ttl, auto_renew, max_hold, on_lost: as `AsyncLock`.
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
+        name: the key that holds the holder's token, as for `AsyncLock`.
+        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever.
+        auto_renew: renew leases in the background, for as long as they are held.
+        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
+        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
         engine: "auto" (default) and "lua" are the same here: a robust lock needs scripts on the server, and raises
             CommandRefused where they are not allowed. "watch" is refused with ValueError.
 
@@ -39,11 +44,15 @@ class AsyncRobustLock(LockBase[RobustLease]):
         TypeError, ValueError: a bad argument; nothing was sent.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncRobustLock
+
         lock = AsyncRobustLock(redis, "order:7", ttl=30)
         async with lock as lease:
             if lease.abandoned:
                 await finish_or_undo(lease.progress)
             await lease.record({"charged": 120})
+        ```
     """
 
     _kind = "robust"

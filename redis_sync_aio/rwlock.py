@@ -81,8 +81,10 @@ class ReadSide(Side):
     context manager. Asking with an identity that writes raises WouldDeadlock: it has one permit, on one side.
 
     Example:
+        ```python
         async with rw.read() as lease:
             ...
+        ```
     """
 
     _kind = "read"
@@ -97,8 +99,10 @@ class WriteSide(Side):
     its lease.
 
     Example:
+        ```python
         async with rw.write() as lease:
             ...
+        ```
     """
 
     _kind = "write"
@@ -121,7 +125,12 @@ class AsyncReadWriteLock:
         name: 1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}". It has
             nothing to do with a lock or a semaphore of the same name.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew, max_hold, on_lost, engine, linger, max_waiting: as `AsyncLock`.
+        auto_renew: renew leases in the background, for as long as they are held.
+        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
+        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
+        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
+        linger: for how many seconds (or timedelta) what tasks share is kept when none has it, as for `AsyncLock`.
+        max_waiting: raise QueueFull instead of waiting behind so many others; None (default): any number.
         share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
             among themselves: see `AsyncLock` and
             [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/).
@@ -130,11 +139,15 @@ class AsyncReadWriteLock:
         TypeError, ValueError: a bad argument; nothing was sent.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncReadWriteLock
+
         config = AsyncReadWriteLock(redis, "config")
         async with config.read():
             value = await load()
         async with config.write() as lease:
             await store(value, fence=lease.fence)
+        ```
     """
 
     @explains_words_of_redis_py

@@ -115,7 +115,12 @@ class AsyncSemaphore(PermitPrimitive):
             that changes it. "raise" (default): neither, LimitMismatch; "keep": the server's, until nobody holds or
             waits; "set": this one, from now on. A limit that `resize` has set is kept, and "set" raises then.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew, max_hold, on_lost, engine, linger, max_waiting: as `AsyncLock`.
+        auto_renew: renew leases in the background, for as long as they are held.
+        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
+        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
+        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
+        linger: for how many seconds (or timedelta) what tasks share is kept when none has it, as for `AsyncLock`.
+        max_waiting: raise QueueFull instead of waiting behind so many others; None (default): any number.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
             see `AsyncLock` and
             [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/). A lower limit reaches other
@@ -128,11 +133,15 @@ class AsyncSemaphore(PermitPrimitive):
     Acquiring and releasing cost one round trip each, and O(log permits + log waiters) on the server.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncSemaphore
+
         gpus = AsyncSemaphore(redis, "gpu", limit=4)
         async with gpus:
             await infer()
         async with gpus.hold(weight=2, timeout=5) as lease:
             await train(fence=lease.fence)
+        ```
     """
 
     _weight = 1

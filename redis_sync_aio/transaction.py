@@ -108,23 +108,28 @@ async def transaction(
         TransactionMisuse: the body did what cannot work (in a cluster: it used a key of another hash slot).
         TypeError, ValueError: a bad argument (also: keys in several hash slots of a cluster); nothing was sent.
 
-        What the body raises comes out as it is; nothing was written in that run. If an earlier run of an idempotent
-        body may have been committed, the error has a note that says so.
+    What the body raises comes out as it is; nothing was written in that run. If an earlier run of an idempotent
+    body may have been committed, the error has a note that says so.
 
     On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing. An earlier run of an
     idempotent body may have been committed before.
 
     Example:
+        ```python
+        from redis_sync_aio import Transaction, transaction
+
         async def deduct(tx: Transaction) -> int:
             left = int(await tx.get("stock:1") or 0) - 1
             if left < 0:
-                raise SoldOut
+                raise LookupError("sold out")
             tx.multi()
             tx.set("stock:1", left)
             return left
 
+        await redis.set("stock:1", 5)
         done = await transaction(redis, deduct, "stock:1")
         print(done.value, done.conflicts)
+        ```
     """
     if not callable(body):
         raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {shown(body)}")
@@ -160,6 +165,9 @@ def watch_retry(
             of the function, or when it is no coroutine function.
 
     Example:
+        ```python
+        from redis_sync_aio import Transaction, watch_retry
+
         @watch_retry(redis, "stock:{item}", attempts=50)
         async def deduct(tx: Transaction, item: int, n: int) -> int:
             left = int(await tx.get(f"stock:{item}") or 0) - n
@@ -174,6 +182,7 @@ def watch_retry(
                 left = int(await tx.get("stock:7") or 0)
                 tx.multi()
                 tx.set("stock:7", left + 10)
+        ```
     """
     terms = _terms(client, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
     return WatchRetry(client, keys, terms)

@@ -118,7 +118,12 @@ async def wait_until(
     On cancellation nothing is left behind: no task is started.
 
     Example:
+        ```python
+        from redis_sync_aio import Backoff, wait_until
+
+        stock = 1
         await wait_until(lambda: stock > 0, Backoff(initial=0.01, cap=0.2), timeout=5)
+        ```
     """
     limit = timeout_seconds(timeout)
     delays = iter(backoff)

@@ -259,8 +259,10 @@ class LeaseContext(ABC, Generic[L]):
         too. Errors and cancellation of a call are those of the ``async with``.
 
         Example:
+            ```python
             @lock.wrap
             async def refill(stock): ...
+            ```
         """
         if not is_async(function):
             raise TypeError(f"{function!r} is not a coroutine function")

@@ -158,10 +158,12 @@ class Lease:
         On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing.
 
         Example:
+            ```python
             async with lock as lease, lease.transaction() as tx:
-                balance = int(await tx.get("balance"))
+                balance = int(await tx.get("balance") or 0)
                 tx.multi()
                 tx.set("balance", balance - 10)
+            ```
         """
         grant = self._grant
         grant.check_context()

@@ -89,10 +89,14 @@ class RobustLease(Lease):
         On cancellation the recording goes on in the background.
 
         Example:
+            ```python
+            from redis_sync_aio import AsyncRobustLock
+
             async with AsyncRobustLock(redis, "order:7") as lease:
                 if lease.abandoned:
                     await finish_or_undo(lease.progress)
                 await lease.record({"charged": 120})
+            ```
         """
         await self._robust.writable().set_progress(self._robust, progress)
 

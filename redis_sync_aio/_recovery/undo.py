@@ -42,11 +42,15 @@ class UndoSteps(Mapping[str, UndoStep]):
     may be recorded somewhere. Any Mapping of names to coroutine functions will do as well.
 
     Example:
+        ```python
+        from redis_sync_aio import UndoSteps
+
         steps = UndoSteps()
 
         @steps.step("refund")
         async def refund(*, order_id: int) -> None:
             await payments.refund(idempotency_key=f"refund-{order_id}")
+        ```
     """
 
     def __init__(self) -> None:

@@ -42,6 +42,9 @@ class Transaction(AsyncCoreCommands):
     One task at a time uses it, and only while the body runs.
 
     Example:
+        ```python
+        from redis_sync_aio import Transaction
+
         async def deduct(tx: Transaction, amount: int) -> int:
             stock = int(await tx.get("stock:1") or 0)
             if stock < amount:
@@ -49,6 +52,7 @@ class Transaction(AsyncCoreCommands):
             tx.multi()
             tx.set("stock:1", stock - amount)
             return stock - amount
+        ```
     """
 
     _is_async_client: Literal[True] = True  # redis-py's types ask for both

@@ -142,13 +142,19 @@ def hold_permit(
     Args:
         key: the semaphore's name, a template as that of `hold_lock`.
         limit: how many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
-        timeout, ttl, leave_when_gone, values: as `hold_lock`.
 
-    Errors are those of `hold_lock`.
+    The other arguments, and the errors, are those of `hold_lock`.
 
     Example:
+        ```python
+        from aiohttp import web
+
+        from redis_sync_aio import Lease
+        from redis_sync_aio.contrib.aiohttp import hold_permit
+
         @hold_permit("export:{tenant}", limit=3, timeout=0)
         async def export(request: web.Request, lease: Lease) -> web.Response: ...
+        ```
     """
     hold = _web.permit_holds(key, limit, timeout, ttl)
     return _decorator(RequestName(key, "key", values or {}), values or {}, hold, leave_when_gone)

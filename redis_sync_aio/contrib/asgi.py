@@ -81,7 +81,14 @@ class Limit:
     Raises TypeError or ValueError for bad arguments. A request raises what the application does.
 
     Example:
+        ```python
+        from starlette.applications import Starlette
+
+        from redis_sync_aio.contrib.asgi import Limit
+
+        app = Starlette()
         app.add_middleware(Limit, limit=100, timeout=1, applies_to=lambda scope: scope["path"] != "/health")
+        ```
     """
 
     def __init__(

@@ -42,7 +42,9 @@ class AcquireTimeout(SyncError, TimeoutError):
         """Return the error for a lock, or a side of a read/write lock, that was not granted in time.
 
         Args:
-            name, remaining, answered: the attributes.
+            name: the attribute.
+            remaining: the attribute.
+            answered: the attribute.
             within: the seconds that it was waited for.
             held_here: this process holds it.
             upgradable: of a read/write lock: this process reads it, and wants to write. None: it has no sides.
@@ -74,7 +76,9 @@ class AcquireTimeout(SyncError, TimeoutError):
         """Return the error for permits that were not granted in time.
 
         Args:
-            name, remaining, answered: the attributes.
+            name: the attribute.
+            remaining: the attribute.
+            answered: the attribute.
             within: the seconds that it was waited for.
             weight: the permits that were asked for.
             limit: all that there are, or 0 if the caller left that to the server.
@@ -218,7 +222,8 @@ class LimitMismatch(SyncError, ValueError):
 
         Args:
             name: the semaphore's.
-            expected, found: the attributes.
+            expected: the attribute.
+            found: the attribute.
             weight: what was asked for, if it is too heavy for the server's limit.
             resized: the server's limit was set by `resize`.
         """

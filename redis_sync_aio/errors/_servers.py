@@ -168,7 +168,8 @@ class CommandRefused(SyncError):
 
         Args:
             name: the lock that the command was about; empty: the connection was refused.
-            code, reply: the first word of the reply, and all of it.
+            code: the first word of the reply.
+            reply: all of the reply.
             keys: the keys of the lock.
             lacks: what the server does not have.
             scripts_refused: the error reply by which the server refused scripts before.

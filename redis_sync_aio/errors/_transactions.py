@@ -30,7 +30,10 @@ class Conflict(SyncError):
         """Word the message.
 
         Args:
-            attempts, conflicts, elapsed, keys: the attributes.
+            attempts: the attribute.
+            conflicts: the attribute.
+            elapsed: the attribute.
+            keys: the attribute.
             lease: the lock whose lease guarded the commit, if one did.
             more_attempts: the number of attempts was the limit; else the time was.
             escalates: the transaction takes turns after some conflicts.
@@ -89,7 +92,8 @@ class OutcomeUnknown(SyncError):
         """Word the message.
 
         Args:
-            attempts, keys: the attributes.
+            attempts: the attribute.
+            keys: the attribute.
             lease: the lock whose lease guarded the commit, if one did.
             declared: what the caller declared about repeating the body.
             cancelled: the loop was cancelled while EXEC was in flight.

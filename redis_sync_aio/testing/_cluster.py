@@ -40,9 +40,14 @@ class ClusterTopology(Topology):
         ids: the id of each node.
 
     Example:
+        ```python
+        from redis_sync_aio import Coordinator
+        from redis_sync_aio.testing import ClusterTopology
+
         async with ClusterTopology(replicas=1) as group, group.client() as client, Coordinator(client) as sync:
             async with sync.lock("orders:42"):
                 await group.move(group.slot("orders:42"), group.owner("orders:42"), group.primaries[0])
+        ```
     """
 
     def __init__(

@@ -48,10 +48,17 @@ async def lose(lease: Lease, reason: LossReason = "taken") -> None:
         LeaseLost, NotHeld: it is not held any more.
 
     Example:
+        ```python
+        import pytest
+
+        from redis_sync_aio import LeaseLost
+        from redis_sync_aio.testing import lose
+
         lease = await sync.lock("orders:42").acquire()
         await lose(lease, "taken")
         with pytest.raises(LeaseLost):
             lease.check()
+        ```
     """
     if reason not in get_args(LossReason):
         raise ValueError(f"reason is one of {', '.join(get_args(LossReason))}; not {reason!r}")
@@ -94,9 +101,13 @@ def freeze_renewals(source: Client | CoordinatorLike) -> Iterator[None]:
     end of the block what is still held is renewed. Raises RuntimeError if renewals are frozen already.
 
     Example:
+        ```python
+        from redis_sync_aio.testing import freeze_renewals
+
         with freeze_renewals(sync):
             lease = await sync.lock("orders:42", ttl=0.5).acquire()
             await lease.lost.wait()
+        ```
     """
     hub = hub_of(source)
     renewals: Any = hub.manager.renewals

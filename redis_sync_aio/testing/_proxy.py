@@ -172,12 +172,18 @@ class FaultProxy:
         errors: what was not RESP. The first one is raised at the end of the ``async with``.
 
     Example:
-        async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client) as sync:
-            async with sync.lock("orders:1"):      # from now on the server knows the scripts
-                pass
-            rule = proxy.on("EVALSHA", CUT_AFTER)  # the server grants the lock, and the answer is lost
-            async with sync.lock("orders:42"):     # it is asked again, and finds that it has it
-                assert rule.acted == 1
+        ```python
+        from redis_sync_aio import Coordinator
+        from redis_sync_aio.testing import CUT_AFTER, EmbeddedServer, FaultProxy
+
+        async with EmbeddedServer() as server, FaultProxy(server) as proxy:
+            async with proxy.client() as client, Coordinator(client) as sync:
+                async with sync.lock("orders:1"):  # from now on the server knows the scripts
+                    pass
+                rule = proxy.on("EVALSHA", CUT_AFTER)  # the server grants the lock, and the answer is lost
+                async with sync.lock("orders:42"):  # the command is sent again, and finds that it has the lock
+                    assert rule.acted == 1
+        ```
     """
 
     host: str = "127.0.0.1"

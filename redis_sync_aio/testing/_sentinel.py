@@ -61,9 +61,14 @@ class SentinelTopology(Topology):
         sentinels: the sentinels, as servers.
 
     Example:
+        ```python
+        from redis_sync_aio import Coordinator
+        from redis_sync_aio.testing import SentinelTopology
+
         async with SentinelTopology() as group, group.client() as client, Coordinator(client) as sync:
             async with sync.lock("orders:42"):
                 await group.fail_over()
+        ```
     """
 
     primary: EmbeddedServer

@@ -83,9 +83,16 @@ class IndependentServers(Topology):
         persistent: as of `EmbeddedServer`.
 
     Example:
+        ```python
+        from redis_sync_aio import AsyncRedlock
+        from redis_sync_aio.testing import IndependentServers
+
         async with IndependentServers(5) as group:
-            lock = AsyncRedlock(group.clients(), "orders:42")
+            clients = group.clients()
             group.servers[0].kill()
+            async with AsyncRedlock(clients, "orders:42"):
+                ...  # four of five are a majority
+        ```
     """
 
     def __init__(self, count: int = 5, *, args: Iterable[str] = (), persistent: bool = False) -> None:

@@ -18,6 +18,7 @@ import ast
 import asyncio
 import builtins
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -36,9 +37,12 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import SkipTest
 
-from sybil import Document, Example, Region, Sybil
+from redis.asyncio import Redis, RedisCluster
+from sybil import Document, Example, Region
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
+
+from redis_sync_aio import Coordinator
 
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "redis://localhost"
@@ -66,15 +70,23 @@ class Block:
 class Page:
     """A page whose blocks are run. ``ran`` counts those that did; ``left_out`` has the reasons of the others."""
 
-    def __init__(self, path: Path, url: str, directory: Path) -> None:
+    def __init__(
+        self, source: Path | Document, url: str, directory: Path, given: Mapping[str, object] | None = None
+    ) -> None:
+        """Take a file, or a document that was read; ``given`` are names that its code may use."""
         self.ran = 0
         self.left_out: list[str] = []
         self._url = url
         self._port = free_port()
+        self._clients: list[Redis | RedisCluster | Coordinator] = []
         self._directory = directory
         self._runner: asyncio.Runner
-        self._document = Sybil([SkipParser(), self._parse], path=str(path.parent)).parse(path)
-        self._document.namespace["__name__"] = "__main__"
+        document = Document.parse(str(source)) if isinstance(source, Path) else source
+        for parse in (SkipParser(), self._parse):
+            for region in parse(document):
+                document.add(region)
+        document.namespace.update(given or {}, __name__="__main__")
+        self._document = document
 
     def run(self) -> None:
         """Run every block. Raises what a block raises."""
@@ -82,11 +94,11 @@ class Page:
         sys.path.insert(0, str(self._directory))
         try:
             with asyncio.Runner() as self._runner:
-                for example in self._document.examples():
-                    try:
-                        example.evaluate()
-                    except SkipTest as reason:
-                        self.left_out.append(str(reason))
+                try:
+                    self._evaluate_all()
+                finally:
+                    self._runner.run(self._close())
+            gc.collect()  # what is still open is blamed on this page
         finally:
             sys.path.remove(str(self._directory))
             for name in set(sys.modules) - known:
@@ -94,6 +106,27 @@ class Page:
             os.environ.clear()
             os.environ.update(environment)
             time.tzset()  # Django sets the zone of its process
+
+    def _evaluate_all(self) -> None:
+        for example in self._document.examples():
+            try:
+                example.evaluate()
+            except SkipTest as reason:
+                self.left_out.append(str(reason))
+            self._note_clients()
+
+    def _note_clients(self) -> None:
+        """Remember clients and coordinators: a later block may give their names to others."""
+        values = list(self._document.namespace.values())
+        values += [one for value in values if isinstance(value, list) for one in value]
+        for value in values:
+            if isinstance(value, Redis | RedisCluster | Coordinator) and value not in self._clients:
+                self._clients.append(value)
+
+    async def _close(self) -> None:
+        """Close the clients and coordinators that the page has left open, as few readers want to read that."""
+        for client in sorted(self._clients, key=lambda one: not isinstance(one, Coordinator)):
+            await (client.close() if isinstance(client, Coordinator) else client.aclose())
 
     def _forget(self, name: str) -> None:
         """Let a module of the page be imported again."""

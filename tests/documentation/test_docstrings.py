@@ -1,0 +1,84 @@
+"""Every example in a docstring of the package runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis as blocking
+from redis.asyncio import Redis
+from sybil import Document
+
+import redis_sync_aio
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, Coordinator
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.pages import Page
+
+PACKAGE = Path(redis_sync_aio.__file__).parent
+
+
+def documented() -> Iterator[tuple[str, Path, int, str]]:
+    """Yield what has an example: its name, its file, the line where its docstring begins, and the docstring."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node, clean=False)
+                if text and "```" in text:
+                    yield f"{path.stem}.{node.name}", path, node.body[0].lineno, text
+
+
+DOCUMENTED = list(documented())
+OF_SERVERS = {"_cluster.ClusterTopology", "_sentinel.SentinelTopology", "_topology.IndependentServers"}
+"""Those that start several servers."""
+
+
+async def nothing(*args: object, **options: object) -> int:
+    """Stand for what the example's application does."""
+    return 100
+
+
+class Service:
+    """Stands for a service that the example calls: it has every method."""
+
+    def __getattr__(self, name: str) -> object:
+        return nothing
+
+
+FUNCTIONS = (
+    "balance book charge finish_or_undo infer load refund render report restock schedule store take_from_stock train "
+    "transfer write_order"
+)
+"""What examples call without defining it."""
+
+
+def given(url: str) -> dict[str, object]:
+    """Return what examples of docstrings may use without defining it."""
+    redis = Redis.from_url(url)
+    return {
+        **dict.fromkeys(FUNCTIONS.split(), nothing),
+        "order_id": 7,
+        "bucket": Service(),
+        "payments": Service(),
+        "redis": redis,
+        "sync": Coordinator(redis),
+        "lock": AsyncLock(redis, "orders:42"),
+        "rw": AsyncReadWriteLock(redis, "config"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "text"),
+    [pytest.param(*rest, id=name, marks=pytest.mark.ci if name in OF_SERVERS else ()) for name, *rest in DOCUMENTED],
+)
+def test_the_example_of_a_docstring_runs(
+    path: Path, line: int, text: str, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with blocking.Redis.from_url(server.url) as client:
+        client.flushall()
+    page = Page(Document("\n" * (line - 1) + text, str(path)), server.url, tmp_path, given(server.url))
+    page.run()
+    assert page.ran
