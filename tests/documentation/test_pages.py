@@ -37,9 +37,6 @@ NOT_YET = {
     *(
         f"guides/{name}.md"
         for name in (
-            "after-a-crash",
-            "fencing",
-            "leader-election",
             "testing",
         )
     ),
