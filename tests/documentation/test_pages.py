@@ -34,12 +34,7 @@ PROGRAMS = {
 NOT_YET = {
     "README.md",
     "operations/events-and-logs.md",
-    *(
-        f"guides/{name}.md"
-        for name in (
-            "testing",
-        )
-    ),
+    *(f"guides/{name}.md" for name in ("testing",)),
 }
 """Pages with blocks that cannot run yet."""
 LOGGED = re.compile(
