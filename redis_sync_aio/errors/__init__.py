@@ -1,5 +1,8 @@
 """The errors of locks, leases and transactions, in one tree.
 
+[When it goes wrong](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/) has an entry for
+each: in which state things are, why it happens, and what to do.
+
 Each message names the lock, says what was expected and what was found, and what to do about it. It is built from facts
 in the class: by ``__init__``, or, if a class stands for several situations, by a static method for each. Those methods
 are for this package and may change.
