@@ -5,6 +5,7 @@
 - sh: by bash, in the directory of the page; the programs of this environment come first. What a block leaves running is
   killed at its end.
 - toml, json: must parse.
+- lua: must be put in from a file of this repository, as by ``--8<-- "redis_sync_aio/_scripts/lock/release.lua"``.
 
 Addresses that begin with ``redis://localhost`` lead to the server of the tests, and ``localhost:8000``, which is where
 uvicorn listens, to a free port. What cannot run has a comment before it
@@ -159,6 +160,7 @@ class Page:
             "sh": self._shell,
             "toml": lambda source, example: tomllib.loads(source),
             "json": lambda source, example: json.loads(source),
+            "lua": _included,
         }
 
     def _python(self, source: str, example: Example) -> None:
@@ -211,6 +213,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _included(source: str, example: Example) -> None:
+    """Fail unless each line puts in a file of this repository: what is not copied cannot differ."""
+    for line in source.splitlines():
+        found = re.fullmatch(r'--8<-- "([^"]+)"', line)
+        assert found is not None, f"line {example.line}: Lua that is not put in from a file: {line}"
+        assert (ROOT / found[1]).is_file(), f"line {example.line}: there is no {found[1]}"
 
 
 def regions(document: Document) -> list[Region]:
