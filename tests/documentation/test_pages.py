@@ -25,8 +25,10 @@ PROGRAMS = {
     "tutorial.md",
     "operations/index.md",
     "recipes/aiohttp.md",
+    "recipes/cron.md",
     "recipes/django.md",
     "recipes/fastapi.md",
+    "recipes/idempotency.md",
     "recipes/sigterm.md",
     "recipes/starlette.md",
 }

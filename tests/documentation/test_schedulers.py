@@ -1,86 +1,75 @@
-"""The schedulers of docs/guides/jobs.md: what that page shows runs, in two processes' worth of each: the job runs once.
+"""The schedulers of docs/recipes/cron.md: what that page shows runs, twice each, and the job runs once.
 
 They are installed with the extra `lint`; a test whose scheduler is not there is skipped.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from datetime import UTC, date, datetime
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from textwrap import dedent
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, wait_until
+from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import once, once_per
 
 from ..support.body import FAST
+from ..support.pages import ADDRESS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "jobs.md").read_text()
+PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "cron.md"
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 
 
 def snippet(heading: str) -> str:
     """Return the code under a heading of the page."""
-    section = re.split(r"^#+ ", PAGE.split(f"\n### {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-    lines = [line for line in section.splitlines() if line.startswith("    ") or not line]
-    return dedent("\n".join(lines)).strip()
+    section = re.split(r"^#+ ", PAGE.read_text().split(f"\n### {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    found = re.search(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 class Shop:
-    """What the page leaves out: a coordinator, and the report, which counts how often it is made."""
+    """What the page leaves out: the report, which counts how often it is made, and the broker or queue."""
 
-    def __init__(self, sync: Coordinator, url: str) -> None:
-        self.sync = sync
+    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = 0
-        self.names: dict[str, Any] = {
-            "asyncio": asyncio,
-            "Coordinator": Coordinator,
-            "URL": url,
-            "date": date,
-            "once": once,
-            "once_per": once_per,
-            "report": self.report,
-            "state": SimpleNamespace(sync=sync),
-        }
+        self._url = url
+        self._patch = monkeypatch
 
     async def report(self) -> None:
         self.made += 1
 
-    def run(self, heading: str, **more: Any) -> dict[str, Any]:
+    def run(self, heading: str, **tasks: Any) -> dict[str, Any]:
         """Run the code under a heading, as a process of its own would."""
-        names = self.names | more
-        exec(compile(snippet(heading), f"docs/guides/jobs.md, {heading}", "exec"), names)
+        for name, content in (("nightly", {"report": self.report}), ("tasks", tasks)):
+            module = ModuleType(name)
+            module.__dict__.update(content)
+            self._patch.setitem(sys.modules, name, module)
+        names: dict[str, Any] = {"__name__": __name__}
+        exec(compile(snippet(heading).replace(ADDRESS, self._url), f"{PAGE}, {heading}", "exec"), names)
         return names
 
 
 @pytest.fixture
-def shop(sync: Coordinator, server: EmbeddedServer) -> Shop:
-    return Shop(sync, server.url)
-
-
-async def test_cron(shop: Shop) -> None:
-    for _ in range(2):
-        await asyncio.to_thread(shop.run, "cron, on several machines")
-    assert shop.made == 1
+def shop(server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    return Shop(server.url, monkeypatch)
 
 
 async def test_apscheduler(shop: Shop) -> None:
-    schedulers = pytest.importorskip("apscheduler.schedulers.asyncio")
+    pytest.importorskip("apscheduler.schedulers.asyncio")
     events = pytest.importorskip("apscheduler.events")
     ended: list[Any] = []
-
-    @once_per(shop.sync, "nightly:{0:%Y-%m-%d}")
-    async def nightly() -> None:
-        await shop.report()
-
     running = []
+    coordinators = []
     for _ in range(2):
-        scheduler = shop.run("APScheduler 3", nightly=nightly, **vars(schedulers))["scheduler"]
+        names = shop.run("APScheduler 3")
+        coordinators.append(names["sync"])
+        scheduler = names["scheduler"]
         scheduler.add_listener(ended.append, events.EVENT_JOB_EXECUTED | events.EVENT_JOB_ERROR)
         (job,) = scheduler.get_jobs()
         job.modify(next_run_time=datetime.now(UTC), misfire_grace_time=None)
@@ -89,6 +78,8 @@ async def test_apscheduler(shop: Shop) -> None:
     await wait_until(lambda: len(ended) == 2, FAST, timeout=60)
     for scheduler in running:
         scheduler.shutdown()
+    for sync in coordinators:
+        await sync.close()
     assert [event.exception for event in ended] == [None, None]
     assert shop.made == 1
 
@@ -98,7 +89,7 @@ async def test_taskiq(shop: Shop) -> None:
     sources = pytest.importorskip("taskiq.schedule_sources")
     for _ in range(2):
         broker = taskiq.InMemoryBroker(await_inplace=True)
-        shop.run("taskiq", broker=broker, __name__=__name__)
+        shop.run("taskiq", broker=broker)
         source = sources.LabelScheduleSource(broker)
         await source.startup()
         (scheduled,) = await source.get_schedules()
@@ -114,7 +105,7 @@ async def test_saq(shop: Shop, server: EmbeddedServer) -> None:
     saq = pytest.importorskip("saq")
     for _ in range(2):
         queue = saq.Queue.from_url(server.url)
-        settings = shop.run("SAQ", queue=queue, CronJob=saq.CronJob)["settings"]
+        settings = shop.run("SAQ", queue=queue)["settings"]
         worker = saq.Worker(**settings)
         assert list(worker.functions) == ["nightly"]
         await settings["startup"](worker.context)
