@@ -23,7 +23,9 @@ PROGRAMS = {
     "CONTRIBUTING.md",
     "benchmarks.md",
     "tutorial.md",
+    "operations/command-line.md",
     "operations/index.md",
+    "operations/tracing.md",
     "recipes/aiohttp.md",
     "recipes/cron.md",
     "recipes/django.md",
@@ -35,7 +37,6 @@ PROGRAMS = {
 """Pages whose commands take seconds."""
 NOT_YET = {
     "README.md",
-    "operations/events-and-logs.md",
     *(f"guides/{name}.md" for name in ("testing",)),
 }
 """Pages with blocks that cannot run yet."""
