@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -48,12 +49,16 @@ def files() -> list[Path]:
     return [PLUGIN, *(path for kind in ("py", "json", "lua") for path in PACKAGE.rglob(f"*.{kind}"))]
 
 
-def written() -> list[tuple[str, str, str]]:
-    """Every address that stands in a file of the package: the file, the page, the section."""
+def at_the_root() -> list[Path]:
+    """What is read where the site is not: on the forge, and on an index of packages."""
+    root = DOCS.parent
+    return [*root.glob("*.md"), *root.glob("*.toml"), *(root / ".github").rglob("*.*")]
+
+
+def written(paths: Iterable[Path]) -> list[tuple[str, str, str]]:
+    """Every address that stands in these files: the file, the page, the section."""
     address = re.compile(re.escape(SITE) + r"([\w/-]*)(?:#([\w-]+))?")
-    return [
-        (path.name, page, section) for path in files() for page, section in address.findall(path.read_text("utf-8"))
-    ]
+    return [(path.name, page, section) for path in paths for page, section in address.findall(path.read_text("utf-8"))]
 
 
 def composed() -> list[tuple[str, str, str]]:
@@ -69,9 +74,15 @@ def composed() -> list[tuple[str, str, str]]:
 
 
 def test_each_page_and_section_that_the_package_names_exists() -> None:
-    named = [*written(), *composed()]
-    assert len(written()) > 10
+    named = [*written(files()), *composed()]
+    assert len(written(files())) > 10
     assert len(composed()) > 3
+    assert [one for one in named if not exists(*one[1:])] == []
+
+
+def test_each_page_and_section_that_is_named_on_the_forge_and_on_an_index_exists() -> None:
+    named = written(at_the_root())
+    assert len(named) > 30
     assert [one for one in named if not exists(*one[1:])] == []
 
 
