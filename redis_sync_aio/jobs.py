@@ -2,7 +2,7 @@
 
 All three hold an `AsyncLock` while the work runs, and keep a mark next to it that outlasts the lock. The mark is
 written only if the lease holds at that moment (`Lease.transaction`), so a holder that was stopped for too long writes
-nothing. [Jobs that run once](https://redis-sync-aio.github.io/redis-sync-aio/guides/jobs/) shows them with cron,
+nothing. [Cron jobs](https://redis-sync-aio.github.io/redis-sync-aio/recipes/cron/) shows them with cron,
 APScheduler, taskiq and SAQ.
 """
 
