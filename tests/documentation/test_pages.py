@@ -100,6 +100,12 @@ def test_a_block_that_fails_is_noticed(server: EmbeddedServer, tmp_path: Path) -
     page.write_text("# Title\n\n```sh\nfalse\n```\n")
     with pytest.raises(AssertionError, match="line 3: exit status 1"):
         Page(page, server.url, tmp_path).run()
+    page.write_text("# Title\n\n```lua\nlocal copied = 1\n```\n")
+    with pytest.raises(AssertionError, match="not put in from a file"):
+        Page(page, server.url, tmp_path).run()
+    page.write_text('# Title\n\n```lua\n--8<-- "no/such.lua"\n```\n')
+    with pytest.raises(AssertionError, match="there is no no/such"):
+        Page(page, server.url, tmp_path).run()
     page.write_text("# Title\n\n```cobol\n```\n")
     with pytest.raises(AssertionError, match="no way to run 'cobol'"):
         Page(page, server.url, tmp_path).run()
