@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ..support.repository import git
+
 SCRIPT = Path(__file__).parents[2] / ".ci" / "subjects.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="only a checkout has the gate")
 GOOD = ("Wake the next reader when a writer is cancelled", "Document what to do at 3 a.m.", "Add " + 68 * "x")
@@ -29,11 +31,6 @@ def check(cwd: Path, *arguments: str) -> tuple[int, str]:
         [sys.executable, str(SCRIPT), *arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def git(cwd: Path, *arguments: str) -> None:
-    options = [*("-c", "user.name=a"), *("-c", "user.email=a@example.org"), *("-c", "commit.gpgsign=false")]
-    subprocess.run(["git", *options, *arguments], cwd=cwd, check=True, capture_output=True)
 
 
 def commit(cwd: Path, subject: str) -> None:
