@@ -55,7 +55,7 @@ Raises = Callable[[Situation], Awaitable[object]]
 
 async def acquire_timeout(it: Situation) -> None:
     await it.other.lock(NAME).acquire()
-    await it.sync.lock(NAME).acquire(timeout=0.05)
+    await it.sync.lock(NAME).acquire(timeout=2.0)
 
 
 async def queue_full(it: Situation) -> None:
@@ -93,14 +93,14 @@ async def stale_fence(it: Situation) -> None:
 
 async def unreachable(it: Situation) -> None:
     gone = Redis.from_url("redis://127.0.0.1:1")
-    async with gone, Coordinator(gone, retry_for=0.05) as sync:
+    async with gone, Coordinator(gone, retry_for=1.0) as sync:
         await sync.lock(NAME).acquire()
 
 
 async def command_refused(it: Situation) -> None:
     await it.redis.config_set("min-replicas-to-write", 1)
     try:
-        await it.sync.lock(NAME).acquire(timeout=0.1)
+        await it.sync.lock(NAME).acquire(timeout=1.0)
     finally:
         await it.redis.config_set("min-replicas-to-write", 0)
 
