@@ -19,7 +19,6 @@ DOCS = ROOT / "docs"
 AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "tests/README.md")
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]) if DOCS.exists() else []
 PROGRAMS = {
-    "README.md",
     "CONTRIBUTING.md",
     "benchmarks.md",
     "tutorial.md",
@@ -36,9 +35,7 @@ PROGRAMS = {
     "recipes/starlette.md",
 }
 """Pages whose commands take seconds."""
-NOT_YET = {
-    "README.md",
-}
+NOT_YET: set[str] = set()
 """Pages with blocks that cannot run yet."""
 LOGGED = re.compile(
     r"the lease on '.*' \(fence \d+\) was lost after|redis_sync_aio (has had no connection|is connected) to"
