@@ -10,6 +10,8 @@ leaves the queue. Needs ``pip install 'redis_sync_aio[embedded,aiohttp]'``. Run 
 
 It uses the Redis or Valkey at the environment variable REDIS_URL, or starts a private embedded server: one
 per process, so set REDIS_URL before you run several processes.
+
+Read more in docs/recipes/aiohttp.md.
 """
 
 from __future__ import annotations

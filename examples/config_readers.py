@@ -9,6 +9,8 @@
 Run ``python examples/config_readers.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes read and
 refresh a configuration on an embedded server while this one publishes new releases. Exit code 0 if every read was
 whole. To run it on your own server: ``REDIS_URL=… python examples/config_readers.py worker``, many times.
+
+Read more in docs/guides/read-write-locks.md.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@
 Run ``python examples/handover.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): one process accepts, and ends,
 before another one works. Exit code 0 if each order was worked on once, under the lease that was taken for it. On your
 own server: ``REDIS_URL=… python examples/handover.py api``, and then ``… worker``.
+
+Read more in docs/recipes/workers.md.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 Run ``python examples/leader.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three workers on three embedded
 servers; one server and then the leader are killed. Exit code 0 if there was always exactly one leader. On your own
 servers: ``LOCKS="redis://… redis://… redis://…" JOURNAL=redis://… python examples/leader.py worker``, many times.
+
+Read more in docs/guides/redlock.md.
 """
 
 from __future__ import annotations

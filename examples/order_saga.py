@@ -4,6 +4,8 @@ Run ``python examples/order_saga.py`` (needs ``pip install 'redis_sync_aio[embed
 takes the goods from stock, and is killed before it can ship them. The next worker finds the robust lock abandoned, runs
 the undo steps that the first one had recorded, and processes the order again. Exit code 0 if no customer paid twice
 and no item is lost.
+
+Read more in docs/guides/after-a-crash.md.
 """
 
 from __future__ import annotations

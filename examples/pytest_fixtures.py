@@ -6,6 +6,8 @@ different tasks; a lease may be acquired in one and released in another. Needs `
 ``asyncio_default_fixture_loop_scope = "function"`` in pytest's configuration). Run::
 
     pytest examples/pytest_fixtures.py
+
+Read more in docs/guides/testing.md.
 """
 
 from __future__ import annotations

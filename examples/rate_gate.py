@@ -6,6 +6,8 @@ if a process dies, its permits come back when its leases end.
 Run ``python examples/rate_gate.py`` (needs ``pip install 'redis_sync_aio[embedded]' aiohttp``): three processes with
 eight tasks each call an API, simulated by this process, which answers 429 to every call beyond its limit. Exit code 0
 if that never happened. On your own: ``REDIS_URL=… API_URL=… python examples/rate_gate.py worker``, many times.
+
+Read more in docs/guides/semaphores.md.
 """
 
 from __future__ import annotations

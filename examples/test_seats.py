@@ -3,6 +3,8 @@
 Needs ``pip install 'redis_sync_aio[testing]' pytest-asyncio``. Run::
 
     pytest examples/test_seats.py
+
+Read more in docs/guides/testing.md.
 """
 
 from __future__ import annotations

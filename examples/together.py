@@ -7,6 +7,8 @@
 
 Run ``python examples/together.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes on an embedded
 server, one of which is killed at the barrier. Exit code 0 if the others learned of it, and met again.
+
+Read more in docs/guides/events-latches-and-barriers.md.
 """
 
 from __future__ import annotations

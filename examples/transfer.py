@@ -3,6 +3,8 @@
 Run ``python examples/transfer.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): 40 tasks, half of them on
 another connection like a second process, move money between five accounts of an embedded server. Each transfer
 reads two balances, works a while, and writes both. Exit code 0 if no money was lost or made.
+
+Read more in docs/guides/reentrant-and-multi.md.
 """
 
 from __future__ import annotations

