@@ -24,6 +24,8 @@ PROGRAMS = {
     "tutorial.md",
     "operations/command-line.md",
     "operations/index.md",
+    "operations/managed-services.md",
+    "operations/servers.md",
     "operations/tracing.md",
     "guides/testing.md",
     "recipes/aiohttp.md",
