@@ -55,50 +55,62 @@ def gap_ms(polled_every: Seconds) -> int:
 class AsyncLock(PlainLock):
     """A fair lock with a lease, a fence, and pushed hand-over.
 
-    Guarantees: at most one live lease at a time by the server's clock; grants in the order of arrival, no
-    barging; a release wakes the next waiter by itself; nothing is left behind by a cancelled task or a lost
-    reply. What it cannot promise (asynchronous replication, a process that is paused) is what `Lease.fence`
-    is for.
+    Guarantees:
 
-    A lock is configuration: it may be shared by any number of tasks, and two objects with the same name are the
-    same lock. Possession is the `Lease` that each acquisition returns. It is not reentrant: a task that
-    acquires it again inside its own body gets WouldDeadlock; without a body it waits for itself (give a ``timeout``).
+    - By the server's clock there is at most one live lease at a time.
+    - Requests are granted in the order in which the server received them. Nobody barges, not even after a release.
+    - A release wakes the next waiter by a push. Waiters poll only where the server does not allow pushes.
+    - A cancelled task or a lost reply leaves nothing behind on the server.
+
+    No lock on Redis can stop a process that was paused past the end of its lease, or a failover that loses a write
+    (replication is asynchronous). Let the protected resource check [`Lease.fence`][redis_sync_aio.Lease.fence] for
+    that.
+
+    A lock is configuration. Any number of tasks may share the object, and two objects with the same name are the same
+    lock. Possession is the [`Lease`][redis_sync_aio.Lease] that each acquisition returns.
+
+    A lock is not reentrant. A task that acquires the lock again inside its own ``async with`` body gets WouldDeadlock.
+    A task that holds a bare lease from ``acquire()`` and acquires again waits for itself, so give that call a
+    ``timeout``, or use [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock].
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: the key that holds the holder's token; other Redis locks on that key and this one exclude each other.
-            1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}".
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever (a crashed
-            holder then blocks everybody until `force_release`).
-        auto_renew: renew leases in the background, in good time, for as long as they are held.
-        max_hold: seconds (or timedelta), 0.01 to ten years, after which a lease is not renewed any more and so is lost;
-            None: no such limit. With ttl=None it is the ttl.
-        on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
-            ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
-        engine: "auto" (default): decisions are made by Lua scripts on the server, or with WATCH, MULTI and EXEC where
-            scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
-            decision; "lua": CommandRefused instead. Both work on the same lock at the same time.
-        share: tasks of this process hand the lease on among themselves, without a command, as long as nobody else
-            waits; then others have their turn (``burst`` and ``slice`` of the `Coordinator`). So order is strict among
-            processes and among the tasks of one, not over all tasks. Each task still has a lease and a fence of its
-            own. Off where it makes no sense: with an identity, ttl=None, engine="watch", or without pushes.
-        linger: for how many seconds (or timedelta) what tasks share is kept when none has it, so that to take it again
-            costs nothing; 0: not at all. It goes back immediately when another process asks. `release` does not
-            wait then.
-        min_hold: seconds (or timedelta) for which the lock stays taken after it was acquired, also if it is released
-            sooner: for a job that is over before other machines, whose clocks are late, begin it. `release` does not
-            wait for that, and the next waiter has it when that time is over. Not more than the ttl, which is how long a
-            holder that crashes has it. 0 (default): none. Not with ``share``, or with an identity.
-        max_waiting: a request that would wait behind so many others (0 or more) raises QueueFull instead, and leaves
-            nothing behind; None (default): any number. The server counts its queue in the step that would add to it,
-            including requests whose process died unnoticed. Not with ``share``.
-        polled_every: how often clients that are not of this package try to take the key, 0.001 to 1 second (redis-py's
-            Lock: its ``sleep``, 0.1). A release hands the lock to the next waiter, so where it is always contended
-            such a client never finds the key free. With this, a lock that was handed over for 1.5 seconds is left
-            free once, for one and a half times as long as given. None (default): never. Not with ``share``.
+        client: A `redis.asyncio.Redis` or `RedisCluster`, which uses the implicit coordinator of that client, or a
+            [`Coordinator`][redis_sync_aio.Coordinator].
+        name: The Redis key that holds the token of the holder. A lock of another library on that key and this lock
+            exclude each other. 1 to 8192 bytes. In a cluster, a name with a ``}`` needs a whole hash tag, as in
+            "orders:{42}".
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever. A
+            holder that crashes then blocks everybody until `force_release`.
+        auto_renew: Renew leases in the background for as long as they are held.
+        max_hold: How long a lease is renewed: seconds or timedelta, 0.01 to ten years. After that the lease is lost.
+            None: no limit. With ``ttl=None`` it is the ttl.
+        on_lost: "cancel" (default): the loss of the lease cancels the body of ``async with``. "event": the loss only
+            sets ``lease.lost``. In both cases the end of the body raises LeaseLost.
+        engine: How decisions are made. "auto" (default): Lua scripts on the server, or WATCH, MULTI and EXEC where
+            scripts are not allowed (a warning is logged). "watch": always WATCH, which costs one more round trip for
+            each decision. "lua": always scripts; CommandRefused where they are not allowed. All of them work on the
+            same lock at the same time.
+        share: Tasks of this process hand the lease to each other without a command while no other process waits.
+            ``burst`` and ``slice`` of the `Coordinator` limit this as soon as one does. The order is then strict among
+            processes, and among the tasks of a process, but not over all tasks. Each task still gets a lease and a
+            fence of its own. Has no effect with an identity, ``ttl=None``, ``engine="watch"``, or without pushes.
+        linger: How long the process keeps a shared lease that none of its tasks uses, so that the next ``acquire``
+            costs no command: seconds or timedelta. 0 (default): not at all. The lease goes back immediately when
+            another process asks for it. `release` does not wait for that.
+        min_hold: How long the lock stays taken after an acquisition, even if it is released sooner: seconds or
+            timedelta, at most the ttl. 0 (default): not longer than it is held. Use it for a job that may be over
+            before another machine with a slower clock begins it. `release` does not wait for this time; the next waiter
+            does. After a crash the ttl counts. Not with ``share`` or an identity.
+        max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) raises
+            QueueFull and leaves nothing behind. None (default): any number. The server counts in the step that would
+            queue the request, and includes requests whose process died unnoticed. Not with ``share``.
+        polled_every: How often clients of other libraries try to take the key: 0.001 to 1 second (redis-py's Lock: its
+            ``sleep``, 0.1). A contended lock is handed from waiter to waiter, so such a client would never find the key
+            free. With this argument, a lock that was handed over for 1.5 seconds stays free once, for 1.5 times
+            ``polled_every``. None (default): never. Not with ``share``.
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -159,16 +171,20 @@ class AsyncLock(PlainLock):
         return request
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
-        """Take up a lease that `Lease.detach` let go of, in this or any other process, and return it.
+        """Take up a lease that [`Lease.detach`][redis_sync_aio.Lease.detach] let go of, in this or any other process.
 
-        It has the fence of the detached one, and lasts ``ttl`` seconds (or timedelta; None: this object's own), renewed
-        as any. A token is good for one attach: it is replaced in one step on the server, so of two processes that
-        have it one gets the lease. One round trip.
+        The lease that is returned has the fence of the detached one. A token is good for one attach: the server
+        replaces it in one step, so only one of two processes that have it gets the lease. One round trip.
+
+        Args:
+            token: The text that `Lease.detach` returned.
+            ttl: How long the lease lasts unless it is renewed: seconds or timedelta. None: the ttl of this lock.
 
         Raises:
-            NotHeld: it was attached before, released, or its time was over. Do not go on with its work.
-            ValueError: the token is none, or that of another name. TypeError: it is no text.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `acquire`.
+            NotHeld: The lease was attached before, or released, or has ended. Do not go on with its work.
+            ValueError: The text is not a token, or is the token of another name.
+            TypeError: The token is not a str.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
 
         On cancellation the token is good again, for ``ttl``.
 
@@ -227,27 +243,29 @@ def synchronized(
     timeout: Seconds | None = None,
     on_busy: OnBusy = "raise",
 ) -> Synchronize | SynchronizeOrSkip:
-    """Decorate a coroutine function: calls with the same ``name`` run one at a time, everywhere.
+    """Decorate a coroutine function so that calls with the same ``name`` run one at a time, on all machines.
 
-    Each call is the body of an ``async with`` over an `AsyncLock` of its own, with all that promises.
+    Each call is the body of an ``async with`` over an [`AsyncLock`][redis_sync_aio.AsyncLock] of its own, and has the
+    guarantees of that class.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster`, a `Coordinator`, or a function without arguments that returns
+        client: A `redis.asyncio.Redis` or `RedisCluster`, a `Coordinator`, or a function without arguments that returns
             one of these. The function is called at each call, so a module may be imported before its client exists.
-        name: the lock's; it may refer to the function's arguments: ``"user:{user_id}"``.
-        ttl: of the lease, which is renewed while the function runs: seconds or timedelta, 0.01 to ten years; None: no
-            end.
-        timeout: seconds or timedelta a call waits at most; 0: it does not wait; None: no limit.
-        on_busy: "raise" (default): a call that did not get the lock in time raises AcquireTimeout. "skip": it returns
-            None and the function is not called; ``timeout=None`` is 0 then. Only when others hold the lock: if Redis
-            does not answer it raises, as do locks that the function itself acquires.
+        name: The name of the lock. It may refer to arguments of the function: ``"user:{user_id}"``.
+        ttl: How long the lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. The lease is
+            renewed while the function runs. None: forever.
+        timeout: How long a call waits for the lock: seconds or timedelta. 0: not at all. None: no limit.
+        on_busy: The reaction of a call that did not get the lock in time. "raise" (default): AcquireTimeout. "skip":
+            the call returns None without calling the function, and ``timeout=None`` means 0. Only a lock that others
+            hold is skipped: if Redis does not answer, the call raises. So do locks that the function itself acquires.
 
     Raises:
-        TypeError, ValueError: at decoration, for bad arguments, or when ``name`` refers to something that is not an
-            argument of the function. TypeError also at a call for which the function ``client`` returned no client.
+        TypeError: At decoration, for an argument of the wrong type; or at a call, if ``client`` returned no client.
+        ValueError: At decoration: an argument is out of range, or ``name`` refers to something that is not an argument
+            of the function.
 
-    A call raises what the function raises, and what `AsyncLock.acquire` and the end of its ``async with`` do. On
-    cancellation it has released the lock, or not acquired it.
+    A call raises whatever the function raises, and the errors of [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold]. On
+    cancellation the lock is released, or was not acquired.
 
     Example:
         ```python

@@ -41,12 +41,13 @@ OnLost: TypeAlias = Literal["cancel", "event"]
 
 
 class Hold(Generic[L]):
-    """An ``async with`` over one lease, made by ``hold()``. It can be used once; a second time raises RuntimeError.
+    """An ``async with`` over one lease, made by ``hold()``.
 
-    Entering acquires, with the errors and the cancellation of `AsyncLock.acquire`. Leaving releases, and raises as
-    `AsyncLock.hold` says.
+    Entering acquires, with the errors and the cancellation of `acquire` of its primitive. Leaving releases, and raises
+    as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
 
-    It may be entered in one task and left in another (fixtures, exit stacks, generators).
+    A hold may be entered in one task and left in another (fixtures, exit stacks, generators). It can be used once: a
+    second ``async with`` raises RuntimeError.
     """
 
     _task: TaskRef | None = None
@@ -253,10 +254,13 @@ class LeaseContext(ABC, Generic[L]):
         return left_behind[0] if len(left_behind) == 1 else None
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-        """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
+        """Decorate a coroutine function: each call runs in an ``async with`` of its own over this object.
 
-        Raises TypeError at decoration for anything else; an object whose ``__call__`` is a coroutine function will do,
-        too. Errors and cancellation of a call are those of the ``async with``.
+        Errors and cancellation of a call are those of the ``async with``. An object whose ``__call__`` is a coroutine
+        function is accepted, too.
+
+        Raises:
+            TypeError: At decoration: the argument is not a coroutine function.
 
         Example:
             ```python

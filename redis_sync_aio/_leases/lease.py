@@ -15,7 +15,7 @@ from .ownership import GrantGuard
 
 
 class LossEvent:
-    """An event that is set when the lease is lost. It is never unset, and a release does not set it."""
+    """An event that is set when the lease is lost. It stays set, and a release does not set it."""
 
     __slots__ = ("_grant",)
 
@@ -23,30 +23,36 @@ class LossEvent:
         self._grant = grant
 
     def is_set(self) -> bool:
-        """Return whether the lease is lost. It looks at the clock, so it is right even if the loop was blocked."""
+        """Return whether the lease is lost. Looks at the clock, so the answer is right even after a stall."""
         return self._grant.is_lost()
 
     async def wait(self) -> None:
-        """Wait until the lease has ended: it is lost (`is_set`), or its release was confirmed. Safe to cancel.
+        """Wait until the lease has ended: until it is lost, or its release was confirmed. Safe to cancel.
 
-        So a task that watches a lease ends with it.
+        A task that watches a lease therefore ends with it. Ask `is_set` which of the two happened.
         """
         await self._grant.wait_ended()
 
 
 class Lease:
-    """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
+    """Possession of one lock for a limited time: the result of one ``acquire()``.
 
     Guarantee: until `remaining` is 0 the server has granted the lock to nobody else, however late replies arrive and
-    whatever clocks say. Three things can break it: another client writes the key, a failover loses the write, or the
-    clock of the server jumps ahead. That is what `fence` is for: an integer greater than that of every earlier grant of
-    this name, to be checked by the resource that the lock protects. (Permits of a semaphore that tasks share are the
-    exception, see
-    [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/). Readers have the fence of the last
-    writer.)
+    whatever the clocks of clients say. Three things can break it: another client writes the key, a failover loses the
+    write, or the clock of the server jumps ahead. Let the protected resource check `fence` against these.
 
-    A lease is itself an ``async with`` over one body, once. The loss of the lease cancels the body, whatever
-    ``on_lost`` its primitive has, and the end of the body releases the lease.
+    A lease is an ``async with`` over one body, once. The loss of the lease cancels the body, whatever ``on_lost`` its
+    primitive has. The end of the body releases the lease.
+
+    The idea is that of Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache
+    Consistency" (1989): a lock that ends by itself needs no message from a holder that has crashed.
+
+    Example:
+        ```python
+        lease = await lock.acquire(timeout=5)
+        async with lease:
+            await write_order(fence=lease.fence)
+        ```
     """
 
     _grant: Grant
@@ -62,43 +68,55 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """Name of the lock, as text."""
+        """The name of the lock, as text."""
         return self._grant.name
 
     @property
     def token(self) -> str:
         """The value under the key of the lock: unique to this acquisition, or the identity of the caller.
 
-        Tasks that share a lease, leases of one reentrant owner, and a reader and its upgrade have the same token.
+        Some leases have the same token: those that tasks share, those of one reentrant owner, and that of a reader and
+        of its upgrade.
         """
         return self._grant.token
 
     @property
     def fence(self) -> int:
-        """A number greater than that of every earlier grant of this name. Readers have that of the last writer."""
+        """A fencing token: an integer greater than the fence of every earlier grant of this name.
+
+        Send it with each write, and let the resource refuse a fence that is lower than the highest it has seen
+        ([`FenceGate`][redis_sync_aio.FenceGate]; Kleppmann, ["How to do distributed
+        locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016). The fence is a
+        hybrid logical clock: the server's time in microseconds, or the last fence plus one if that is greater. So it
+        also rises after a failover or FLUSHALL that lost the last fence.
+
+        Readers have the fence of the last writer. Permits of a semaphore that tasks share are an exception: their
+        fences do not rise in the order of the grants
+        ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
+        """
         return self._grant.fence
 
     @property
     def identity(self) -> str | None:
-        """The identity that the caller gave, or None."""
+        """The identity that the caller gave to ``acquire()``, or None."""
         return self._grant.identity
 
     @property
     def weight(self) -> int:
-        """The number of permits of a semaphore; 1 for a lock and for a reader, 2,147,483,647 for a writer."""
+        """The number of permits of a semaphore. 1 for a lock and for a reader, 2,147,483,647 for a writer."""
         return self._grant.weight
 
     # -- how long it lasts -----------------------------------------------------------------------------
 
     @property
     def lost(self) -> LossEvent:
-        """An event for the loss: ``lost.is_set()``, and ``await lost.wait()``, which a release ends, too."""
+        """The loss as an event: ``lost.is_set()``, and ``await lost.wait()``, which a release also ends."""
         if self._lost is None:
             self._lost = LossEvent(self._grant)
         return self._lost
 
     def remaining(self) -> float:
-        """Return the seconds for which the lease is certainly valid: 0.0 when it is not, inf without a ttl."""
+        """Return for how many seconds the lease is certainly valid: 0.0 if it is not, inf without a ttl."""
         return self._grant.remaining()
 
     def is_lost(self) -> bool:
@@ -106,26 +124,38 @@ class Lease:
         return self._grant.is_lost()
 
     def check(self) -> None:
-        """Raise LeaseLost if the lease is lost, NotHeld if it was released; no command is sent.
+        """Raise if the lease is not held any more. Sends no command.
 
-        Call it before a step that must not happen without the lock. It looks at the clock, so it is right even if the
-        event loop or the whole process was stopped and could notice nothing meanwhile.
+        Call it before a step that must not happen without the lock. It looks at the clock, so the answer is right even
+        if the event loop or the whole process was stopped meanwhile. It cannot see a change on the server that this
+        process has not noticed yet: use `transaction` or `fence` where that matters.
+
+        Raises:
+            LeaseLost: The lease is lost.
+            NotHeld: The lease was released.
         """
         self._grant.check()
 
     async def extend(self, ttl: Seconds) -> None:
-        """End the lease ``ttl`` seconds (or timedelta) from now, and renew it with this ttl from then on.
+        """Let the lease end ``ttl`` seconds from now, and renew it with this ttl from then on. One round trip.
 
-        It may make a lease shorter. It takes one round trip. If the answer is lost with its connection, a copy of the
-        command may still arrive at the server. Then the lease lasts, for a minute, no longer than that copy lets it.
+        A lease can also be made shorter.
+
+        If the reply is lost together with its connection, a copy of the command may still arrive at the server. For a
+        minute the lease then lasts no longer than that copy would let it.
+
+        Args:
+            ttl: Seconds or timedelta, 0.01 to ten years.
 
         Raises:
-            LeaseLost: it was gone already (the body is cancelled as with any loss).
-            NotHeld: it was released. ValueError: it has no end.
-            Unreachable: no answer within ``retry_for`` of the coordinator, or by the deadline if that is sooner: the
-                earlier one of the old and the new. The lease lasts until that one.
-            CommandRefused: the server answered with an error; deadline and ttl stay as they were.
-            WrongContext: in another event loop or process. TypeError, ValueError: ``ttl`` is no time, or out of range.
+            LeaseLost: The lease was lost already. Its body is cancelled, as with any loss.
+            NotHeld: The lease was released.
+            Unreachable: There was no answer within ``retry_for`` of the coordinator, or by the earlier of the old and
+                the new deadline. The lease lasts until that earlier deadline.
+            CommandRefused: The server answered with an error. Deadline and ttl stay as they were.
+            WrongContext: The lease belongs to another event loop or process.
+            ValueError: The ttl is out of range, or the lease has no end.
+            TypeError: The ttl is not a time.
 
         On cancellation the extension may or may not happen.
         """
@@ -134,28 +164,30 @@ class Lease:
     # -- its use and its end ---------------------------------------------------------------------------
 
     def transaction(self) -> GuardedTransaction:
-        """Return an async context manager for writes that are made only if the lease still holds when they are.
+        """Return an async context manager for writes that happen only if the lease still holds at that moment.
 
-        What it yields is used as in `transaction`: reads immediately, ``tx.multi()``, then writes, which are executed
-        at the end of the block. By then a holder that was stopped for longer than its lease has lost it, and must not
-        overwrite the work of the next one: the server compares the token and executes the writes in one step. Two round
-        trips, one more than an unguarded MULTI. The lock and what is written are in one Redis.
+        The body reads immediately, calls ``tx.multi()``, and then writes, as in
+        [`transaction`][redis_sync_aio.transaction]. The writes are executed at the end of the block. A holder that was
+        stopped for longer than its lease may have lost it by then, and must not overwrite the work of the next holder.
+        Therefore the server compares the token and executes the writes in one step. These writes need no fence.
 
-        A renewal at that very moment is no loss: the same writes are tried again. All locks of a `MultiLease` have to
-        hold. The fence is not needed for what is written so.
+        The lock and the keys that are written have to be in one Redis. A block takes two round trips, one more than a
+        plain MULTI. If a renewal gets in between, the same writes are tried again. All locks of a `MultiLease` have to
+        hold.
 
-        Raises at the end of the block (the first two also at its beginning), and nothing was written:
-            LeaseLost: the lease is gone (this is noticed and the body is cancelled as with any loss).
-            NotHeld: it was released.
-            Conflict: a key that the body named in ``tx.watch()`` was changed. Or, with such a key, the lease was
-                renewed meanwhile (permits: or others acquired or released): EXEC does not tell which. Name none that
-                the lock protects.
-            CommandRefused, TransactionMisuse: as `transaction`.
+        Raises:
+            LeaseLost: At the beginning or the end of the block: the lease is gone. Nothing was written, and the body is
+                cancelled as with any loss.
+            NotHeld: At the beginning or the end of the block: the lease was released. Nothing was written.
+            Conflict: A key that the body named in ``tx.watch()`` was changed, and nothing was written. With such a key,
+                a renewal of the lease can also cause this, as can others that acquire or release permits, since EXEC
+                does not tell which key was touched. Do not watch keys that the lock protects.
+            CommandRefused, TransactionMisuse: As for `transaction`. Nothing was written.
+            OutcomeUnknown: The answer to EXEC was lost: all was written, or nothing.
+            PartiallyApplied: A command failed when it ran. The others were executed.
+            ValueError: At the call: the locks of a `MultiLease` are in several hash slots of a cluster.
 
-        Raises OutcomeUnknown when the answer was lost, PartiallyApplied when a command failed; and ValueError at the
-        call when the locks of a `MultiLease` are in several hash slots of a cluster.
-
-        On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing.
+        On cancellation nothing was written, unless EXEC was in flight: then all was written, or nothing.
 
         Example:
             ```python
@@ -177,45 +209,56 @@ class Lease:
         return GuardedTransaction(servers_of(settings.client), guard)
 
     async def release(self) -> None:
-        """Give the lock back; the next waiter has it when this returns. Idempotent.
+        """Give the lock back. The next waiter has it when this returns. Idempotent; one round trip.
 
-        A body that runs under it in another task is cancelled, and ends with LeaseLost (reason "released").
+        If a body runs under the lease in another task, that body is cancelled and ends with LeaseLost (reason
+        "released").
 
         Raises:
-            LeaseLost: it was lost before. Nothing was changed on the server: its present holder keeps it.
-            Unreachable: no answer, after retries. The lock then ends with its ttl.
-            CommandRefused: the server answered with an error. After these two the lease is still held until its
-                deadline, and not renewed. It may be released again, by this method only: its lock has forgotten it. But
-                the writer's lease of an upgrade is lost, and the reader's goes on.
-            CoordinatorClosed: closed before the answer. WrongContext: in another event loop or process.
+            LeaseLost: The lease was lost before. Nothing was changed on the server: its present holder keeps it.
+            Unreachable: There was no answer, after retries. The lock ends with its ttl.
+            CommandRefused: The server answered with an error.
+            CoordinatorClosed: The coordinator was closed before the answer.
+            WrongContext: The lease belongs to another event loop or process.
 
-        On cancellation the release goes on in the background and is never left half done. In a clean-up it is awaited
-        for ``exit_timeout``, and then goes on in the background.
+        After Unreachable and CommandRefused the lease is held until its deadline and not renewed. Call this method to
+        try again; `release` of the lock does not know the lease any more. (A writer's lease of an upgrade is lost
+        instead, and the reader's goes on.)
+
+        On cancellation the release goes on in the background and is never left half done. At the end of a body that
+        failed, the release is awaited for ``exit_timeout`` of the coordinator and then goes on in the background.
         """
         await self._grant.release()
 
     async def detach(self, ttl: Seconds | None = None) -> str:
-        """Let go of the lease without releasing it, and return a token by which ``attach`` takes it up elsewhere.
+        """Let go of the lease without releasing it, and return a token with which ``attach`` takes it up elsewhere.
 
-        The token is a short text for a message, a job or a database. Until it is attached nobody renews the lease: it
-        ends ``ttl`` seconds (or timedelta) from now, also if this process ends before; None: its own ttl. The lease in
-        this process is over then, as after a release: `check` raises NotHeld, and the end of its body releases nothing.
+        The token is a short text for a message, a job or a database. Nobody renews a detached lease: it ends after
+        ``ttl``, even if this process ends before, unless it is attached. In this process the lease is over, as after a
+        release: `check` raises NotHeld, and the end of its body releases nothing.
 
-        For leases of an `AsyncLock` or an `AsyncSemaphore`; not with an identity, which needs no token, or with
-        ``share=True`` or ``min_hold``. See `AsyncLock.attach`.
+        Works for leases of an [`AsyncLock`][redis_sync_aio.AsyncLock.attach] or an
+        [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore.attach]. Does not work with an identity, which needs no token,
+        or with ``share=True`` or ``min_hold``.
+
+        Args:
+            ttl: How long the detached lease lasts: seconds or timedelta from now. None: the ttl of the lease.
 
         Raises:
-            LeaseLost, NotHeld, Unreachable, CommandRefused, WrongContext: as `extend`. The lease was not detached.
-            ValueError: it is a lease that cannot be detached, or ``ttl`` is out of range. TypeError: it is no time.
+            LeaseLost, NotHeld, Unreachable, CommandRefused, WrongContext: As for `extend`. The lease was not detached.
+            ValueError: The lease cannot be detached, or ``ttl`` is out of range.
+            TypeError: The ttl is not a time.
 
-        On cancellation the lease is still held here, and its end may have been moved.
+        On cancellation the lease is still held here, and its end may have moved.
         """
         return await detach(self._grant, None if ttl is None else ttl_ms(ttl))
 
     async def __aenter__(self) -> Self:
         """Enter the body.
 
-        Raises RuntimeError if a body already runs under this lease, LeaseLost or NotHeld if it is not held any more.
+        Raises:
+            RuntimeError: A body runs under this lease already.
+            LeaseLost, NotHeld: The lease is not held any more.
         """
         if self._grant.body is not None:
             raise RuntimeError(f"a body runs under the lease on {self.name!r} already: acquire another lease for this")

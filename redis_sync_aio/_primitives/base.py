@@ -107,26 +107,27 @@ class Primitive(LeaseContext[L]):
         ttl: Seconds | None = None,
         identity: Name | None = None,
     ) -> L:
-        """Wait for the turn and return the lease. One round trip when free; handed over by a push when not.
+        """Wait for the turn and return the lease.
+
+        A free lock costs one round trip. A contended one costs one command to queue; the grant is then pushed.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
-            ttl: for this lease, instead of this object's own.
-            identity: the caller's own name, stored as it is as the holder's token. The same identity asking again
-                gets the same lease again, from any process, and may release it from any process.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            ttl: The ttl of this lease. None: the ttl of this object.
+            identity: A name of the caller, stored as the token of the holder. A request with the same identity, from
+                any process, gets the same lease, and may release it.
 
         Raises:
-            AcquireTimeout: it was not granted in time: others held it, or Redis had not answered yet (``timeout`` was
-                shorter than the coordinator's ``response_timeout``).
-            Unreachable: Redis did not answer (within ``timeout``, or ``retry_for`` of the coordinator).
-            CommandRefused: the server answered with an error (out of memory, no permission, wrong key type …).
-            WouldDeadlock: a body of this very task holds it, so that the task would wait for itself. Raised for what
-                excludes everybody else (a lock, the write side), before anything is sent, unless the body goes on when
-                its lease is lost (``on_lost="event"``).
-            CoordinatorClosed, WrongContext: the coordinator cannot be used, or was closed meanwhile.
-            TypeError, ValueError: a bad argument; nothing was sent.
+            AcquireTimeout: Others held it for all of ``timeout``, or Redis had not answered by then. QueueFull is a
+                subclass.
+            Unreachable: Redis did not answer within ``timeout``, or within ``retry_for`` of the coordinator.
+            CommandRefused: The server answered with an error (out of memory, no permission, wrong type of key …).
+            WouldDeadlock: A body of this task holds it and excludes everybody else (a lock, the write side). Nothing
+                was sent. Not raised if that body goes on after a loss (``on_lost="event"``).
+            CoordinatorClosed, WrongContext: The coordinator was closed, or belongs to another event loop or process.
+            TypeError, ValueError: An argument is bad. Nothing was sent.
 
-        On cancellation whatever the server did for this request is undone, without delaying the cancellation.
+        On cancellation, whatever the server did for the request is undone, without delaying the cancellation.
         """
         cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
         if (
@@ -155,9 +156,9 @@ class Primitive(LeaseContext[L]):
         return await self._acquire(self._request(ttl, identity, timeout))
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> L | None:
-        """Return a lease, or None when it is taken or somebody waits for it. One round trip.
+        """Return a lease, or None if it is taken or somebody waits for it. One round trip.
 
-        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
+        Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
         return await self._try_lease(self._request(ttl, identity, 0))
 
@@ -171,27 +172,25 @@ class Primitive(LeaseContext[L]):
     ) -> Hold[L]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
-        Arguments as in `acquire`, and ``on_lost`` instead of this object's own. They are checked here and now.
-
-        Leaving the body raises, in this order of precedence: the body's own exception, a cancellation from
-        outside, LeaseLost, the error of the release.
+        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of this object. The end of the
+        body raises the first that applies: the exception of the body, a cancellation from outside, LeaseLost, the error
+        of the release. The others are attached to it as notes.
         """
         return self._hold(self._request(ttl, identity, timeout), on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
     async def release(self, *, identity: Name | None = None) -> None:
-        """Release the latest lease of it that the current task acquired, or with ``identity`` that identity's lease.
+        """Release the latest lease that the current task acquired here; with ``identity``, the lease of that identity.
 
-        If the task has acquired none, it releases the lease of a task that has ended, if there is exactly one. It never
-        releases what a living task acquired, or what stands under a reentrant lock, a multi-lock or a Redlock: release
-        that lease itself (``lease.release()``).
+        A task that acquired none releases the lease of a task that has ended, if there is exactly one. The lease of a
+        living task stays, as does one under a reentrant lock, a multi-lock or a Redlock: call ``lease.release()``.
 
         Raises:
-            NotHeld: there is no such lease (the message says which task of this process holds one); or it is not held
-                by that identity. Nothing was changed.
-            LeaseLost, Unreachable, CommandRefused: as `Lease.release`.
-            CoordinatorClosed, WrongContext: the coordinator cannot be used. TypeError, ValueError: a bad identity.
+            NotHeld: There is no such lease. Nothing was changed. The message names the holders.
+            LeaseLost, Unreachable, CommandRefused: As for `Lease.release`.
+            CoordinatorClosed, WrongContext: The coordinator cannot be used.
+            TypeError, ValueError: The identity is bad.
 
         On cancellation the release goes on in the background.
         """
@@ -315,7 +314,7 @@ class Primitive(LeaseContext[L]):
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
         """Return a function that makes the error for a request of some weight that the server did not admit.
 
-        It must not know this object, which has requests: a cycle keeps all of it until the garbage is collected.
+        It must not refer to this object, which has requests: that would be a cycle.
         """
         return never_refused
 

@@ -22,16 +22,16 @@ class LockStatistics:
     """The state of a lock on the server at one moment.
 
     Attributes:
-        holder: token or identity of the holder; None when it is free.
-        remaining: seconds until the holder's lease ends if it is not renewed; None when the lock is free, or
-            held without a ttl.
-        fence: fence of the latest grant; None when none is remembered. If a process shares the lease among its tasks,
-            the last fence that is reserved for them.
-        foreign: held by a client that is not of this package (it knows no queue and no fence).
-        waiters: how many requests are queued, including those whose process died unnoticed. A process that shares
-            has one request for all its tasks; the tasks of this process are counted one by one.
-        waiting: tokens or identities of the first requests in the queue, in order, 100 at most.
-        task: name of the task of this process that has what the process holds, if tasks share it.
+        holder: Token or identity of the holder. None: the lock is free.
+        remaining: Seconds until the lease of the holder ends if it is not renewed. None: the lock is free, or held
+            without a ttl.
+        fence: Fence of the latest grant. None: the server remembers none. If a process shares the lease among its
+            tasks, the last fence that is reserved for them.
+        foreign: Whether the holder is a client of another library, which knows no queue and no fence.
+        waiters: How many requests are queued, including those whose process died unnoticed. A process that shares has
+            one request for all its tasks. The tasks of this process are counted one by one.
+        waiting: Tokens or identities of the first requests in the queue, in order; at most 100.
+        task: Name of the task of this process that has the lease, if tasks share it.
     """
 
     holder: str | None
@@ -55,24 +55,32 @@ class LockBase(Primitive[L]):
     """The name of the class in messages; empty: its own."""
 
     async def force_release(self) -> bool:
-        """Take the lock away from its holder; the next waiter gets it. Return whether it was held.
+        """Take the lock away from its holder, give it to the next waiter, and return whether it was held.
 
-        The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired"). A
-        process that shares it among its tasks gets a notice, and stops handing it on within its ``slice``.
-        Sent once: Unreachable means that it may or may not have happened, and so does a cancellation.
-        Also raises CommandRefused, CoordinatorClosed, WrongContext as `acquire`.
+        A holder that is alive notices at its next renewal and loses its lease (reason "taken" or "expired"). A process
+        that shares the lease among its tasks gets a notice, and stops handing it on within its ``slice``. Let the
+        protected resource check the fence: until the holder notices, it goes on. The command is sent once and not
+        retried.
+
+        Raises:
+            Unreachable: The reply was lost. The lock may or may not have been taken away.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
+
+        On cancellation the lock may or may not have been taken away.
         """
         return bool(await self._ask(lambda commands, delivery: commands.force(self._keys, delivery)))
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock. One round trip; errors and cancellation as in `statistics`."""
+        """Return whether anybody holds the lock. One round trip; errors and cancellation are those of `statistics`."""
         return (await self.statistics()).locked
 
     async def statistics(self) -> LockStatistics:
         """Return holder, waiters, fence and remaining time as the server sees them. One round trip.
 
-        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `acquire`. On cancellation the answer is
-        ignored.
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
+
+        On cancellation the reply is ignored.
         """
         reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, SHOWN, delivery))
         view, resource = understood(read_inspect, self._keys.name, reply), self._known()
