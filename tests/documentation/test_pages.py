@@ -42,6 +42,7 @@ NOT_YET: set[str] = set()
 LOGGED = re.compile(
     r"the lease on '.*' \(fence \d+\) was lost after|redis_sync_aio (has had no connection|is connected) to"
     r"|the renewal of the lease on '.*' came [\d.]+ seconds late"
+    r"|POST /: LeaseLost: "
 )
 """What the log may say: some programs lose a lease on purpose, or stop their server, and a machine may stall."""
 
