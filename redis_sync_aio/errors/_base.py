@@ -8,7 +8,12 @@ from typing import TypeVar
 
 
 class SyncError(Exception):
-    """Base of every error of a lock, a lease or a transaction."""
+    """The base of every error of a lock, a lease, a transaction or a coordinator.
+
+    Catch it to handle them all. Bad arguments are not among them: these raise TypeError or ValueError. Most classes
+    have a second base that callers may catch instead, such as `TimeoutError` or redis-py's `ConnectionError`. Each
+    message names the lock and says what to do. All errors can be pickled and copied.
+    """
 
     def __repr__(self) -> str:
         """Return class and message; redis-py's ConnectionError would show neither."""

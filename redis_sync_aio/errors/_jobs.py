@@ -6,9 +6,12 @@ from ._base import SyncError
 
 
 class FingerprintMismatch(SyncError, ValueError):
-    """A key of `redis_sync_aio.jobs.idempotent` was used for two different requests. The second one did not run.
+    """Two different requests used the same key of `idempotent`. The second one did not run.
 
-    ``key`` is that key.
+    Give each request a key of its own; see [`idempotent`][redis_sync_aio.jobs.idempotent].
+
+    Attributes:
+        key: The key.
     """
 
     def __init__(self, *, key: str) -> None:
@@ -19,9 +22,12 @@ class FingerprintMismatch(SyncError, ValueError):
 
 
 class RunInterrupted(SyncError):
-    """A run for this key began and did not come to its end, and ``on_interrupted="raise"`` runs it no second time.
+    """An earlier run for this key began and did not end, and ``on_interrupted="raise"`` forbids a second run.
 
-    ``key`` is that key.
+    The effects of that run are unknown. Find out what it did, and use another key for a new attempt.
+
+    Attributes:
+        key: The key.
     """
 
     def __init__(self, *, key: str) -> None:

@@ -12,14 +12,16 @@ _MAX_HOLDERS = 5
 
 
 class AcquireTimeout(SyncError, TimeoutError):
-    """The lock was not granted within ``timeout``: others held it, or Redis had not answered yet, as the message says.
+    """The lock was not granted within ``timeout``: others held it, or Redis had not answered yet.
 
-    The request is being withdrawn when this is raised; with pushed wake-ups the withdrawal was sent already, behind the
-    request and on the same connection. So nothing stays behind.
+    Nothing stays behind: the request has been withdrawn, or its withdrawal is on its way behind the request. Try again
+    later, allow more time, or turn the work away (429 or 503 with ``Retry-After``). It is also a `TimeoutError`.
 
-    ``name`` is the lock's; ``remaining`` is for how many seconds the present holder has it if it does not renew,
-    as far as this process or the server's last answer can tell (None: not known, or forever): a hint for
-    ``Retry-After``. ``answered`` is False if Redis had not answered yet, so that it may be free.
+    Attributes:
+        name: The name of the lock.
+        remaining: Seconds until the lease of the present holder ends if it is not renewed, as far as this process or
+            the last answer of the server can tell. None: not known, or forever. A hint for ``Retry-After``.
+        answered: False if Redis had not answered yet, so that the lock may be free.
     """
 
     def __init__(self, message: str, *, name: str, remaining: float | None = None, answered: bool = True) -> None:
@@ -190,10 +192,15 @@ def _not_a_lock(data: str) -> str:
 
 
 class QueueFull(AcquireTimeout):
-    """A request with a ``max_waiting`` was refused, since so many others waited already. It was not queued.
+    """The request was not queued, since ``max_waiting`` others waited already. It left nothing behind.
 
-    ``waiting`` is how many requests were in the queue, ``max_waiting`` how many may be. ``name`` and ``remaining`` as
-    `AcquireTimeout`.
+    Try again later, or turn the work away: a longer ``timeout`` does not help.
+
+    Attributes:
+        name: The name of the lock.
+        waiting: How many requests were in the queue.
+        max_waiting: How many requests may wait.
+        remaining: As for `AcquireTimeout`.
     """
 
     def __init__(self, *, name: str, waiting: int, max_waiting: int, remaining: float | None) -> None:
@@ -209,10 +216,16 @@ class QueueFull(AcquireTimeout):
 
 
 class LimitMismatch(SyncError, ValueError):
-    """The server's limit is another than the caller's, or too small for the weight asked for. Nothing was changed.
+    """The limit on the server is not that of the caller, or is too small for the weight. Nothing was changed.
 
-    ``expected`` is the limit that the caller gave (None: it was left to the server); if a `resize` made a waiting
-    request too heavy, the limit when it asked. ``found`` is the server's (None: it knows none yet).
+    Use the same limit in all processes, or choose ``on_mismatch`` of the
+    [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore]. A barrier raises it when others wait with another number of
+    parties.
+
+    Attributes:
+        expected: The limit that the caller gave. None: the caller left it to the server. If a `resize` made a waiting
+            request too heavy, the limit at the time of the request.
+        found: The limit on the server. None: the server knows none yet.
     """
 
     def __init__(
@@ -254,7 +267,12 @@ class LimitMismatch(SyncError, ValueError):
 
 
 class WouldDeadlock(SyncError, RuntimeError):
-    """Waiting would never end: two wait for each other, or one for itself. Nothing was changed."""
+    """Waiting would never end: two requests wait for each other, or a task waits for itself. Nothing was changed.
+
+    This is a mistake in the program. Pass the lease that the task holds to the inner code, use an
+    [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock], or upgrade the lease of the reader. When two readers want
+    to upgrade, one of them has to release first. It is also a `RuntimeError`.
+    """
 
     @staticmethod
     def own_body(name: str, *, fence: int, use: str) -> WouldDeadlock:
@@ -284,9 +302,10 @@ class WouldDeadlock(SyncError, RuntimeError):
 
 
 class NotHeld(SyncError):
-    """A release, or a check, of something that is not held (by this task, or by this identity).
+    """A lease was released or checked that this task, or this identity, does not hold. Nothing was changed.
 
-    Also the end of an ``async with`` that did not begin, as after ``push_async_exit(lock)``.
+    Release the lease object itself (``lease.release()``) if another task acquired it. Also raised at the end of an
+    ``async with`` that did not begin, as after ``push_async_exit(lock)``.
     """
 
     @staticmethod
@@ -340,9 +359,14 @@ class NotHeld(SyncError):
 
 
 class StaleFence(SyncError):
-    """A resource was used under a fence that is older than one it has seen: that lease is over. Nothing was changed.
+    """A resource refused a fence that is older than one it has seen: that lease is over. Nothing was changed.
 
-    ``fence`` is the one that was refused, ``highest`` the highest that was accepted before.
+    Another holder came after it. Do not write; acquire the lock again.
+
+    Attributes:
+        name: The name of the gate.
+        fence: The fence that was refused.
+        highest: The highest fence that was accepted before.
     """
 
     def __init__(self, *, name: str, fence: int, highest: int) -> None:

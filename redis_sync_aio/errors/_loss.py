@@ -52,26 +52,31 @@ def _explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = F
 
 
 class LeaseLost(SyncError):
-    """The lease ended while it was still in use: what it protected is no longer protected.
+    """The lease ended while it was still in use. The lock no longer protects what the body did.
 
-    ``reason`` says how it was found out:
+    Do not write any more. Find out what is half done, and acquire the lock again. Writes in
+    [`Lease.transaction`][redis_sync_aio.Lease.transaction] are not made after the loss. A resource that checks the
+    fence refuses them as soon as it has seen the next holder. ``reason`` is one of:
 
-    - ``"expired"``: its time was up (a ttl without renewals, or ``max_hold``); or it is gone from the server before
-      that: it was released elsewhere (by its identity, by force), or its key was deleted. The message says which.
-    - ``"taken"``: another token is under the key, so another client holds the lock now.
-    - ``"unreachable"``: the deadline passed while Redis could not be reached to renew the lease.
-    - ``"late"``: the deadline passed because this process did not renew the lease in time: it, or its event loop, stood
-      still, or had too much to do. The server was not asked; another client may hold the lock.
-    - ``"closed"``: this process gave it up: its coordinator, or its client, was closed under it.
-    - ``"released"``: another task of this process released it while the body ran.
+    - ``"expired"``: The time of the lease was up (no renewals, or ``max_hold``), or the lease is gone from the server
+      before that: it was released by its identity or by force, or its key was deleted. The message says which.
+    - ``"taken"``: Another token is under the key. Another client holds the lock now.
+    - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
+    - ``"late"``: The deadline passed because this process did not renew in time: it, or its event loop, stood still or
+      had too much to do. The server was not asked. Another client may hold the lock.
+    - ``"closed"``: This process closed the coordinator or its client.
+    - ``"released"``: Another task of this process released the lease while the body ran.
 
-    ``name`` is the lock's, ``fence`` the lease's (None: not known). ``held_for`` is for how many seconds the lease was
-    held until the loss was noticed (None: not known). ``stalled`` is for how many seconds at least this process, or its
-    event loop, stood still since the latest renewal. ``time_is_up``: its time had ended by the clock of this process.
-    ``claim``: seconds for which it had been handed over, without a renewal since (0: it had its whole ttl).
-
-    ``given_back`` names the other locks of a multi-lock; ``servers`` has, of a Redlock, on how many servers it was held
-    still, of how many, and how many are needed.
+    Attributes:
+        name: The name of the lock.
+        reason: How the lease ended, as above.
+        fence: The fence of the lease. None: not known.
+        held_for: Seconds from the acquisition until the loss was noticed. None: not known.
+        stalled: Seconds for which this process, or its event loop, stood still since the latest renewal, at least.
+        time_is_up: Whether the time of the lease had ended by the clock of this process.
+        claim: Seconds for which the lease had been handed over, if it was not renewed since. 0: it had its whole ttl.
+        given_back: The names of the other locks of a multi-lock, which were given back with it.
+        servers: Of a Redlock: on how many servers it was still held, of how many, and how many are needed. Else None.
     """
 
     def __init__(

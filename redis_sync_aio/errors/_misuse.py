@@ -9,7 +9,11 @@ from ._wording import listed
 
 
 class TransactionMisuse(SyncError, RuntimeError):
-    """The body of a transaction did what cannot work; the message says what to do instead. Nothing was written."""
+    """The body of a transaction did what cannot work. Nothing was written.
+
+    This is a mistake in the program; the message says what to do instead. Examples are a blocking command, a read after
+    ``multi()``, or keys in several hash slots of a cluster. It is also a `RuntimeError`.
+    """
 
     # -- a command that cannot be part of a transaction ------------------------------------------------
 

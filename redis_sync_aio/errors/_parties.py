@@ -8,9 +8,14 @@ from ._base import SyncError
 
 
 class BrokenBarrierError(SyncError, AsyncioError):
-    """A barrier is broken, or was reset while this party waited. `AsyncBarrier` says when that happens.
+    """A barrier is broken, or was reset while this party waited.
 
-    ``name`` is the barrier's.
+    A barrier breaks when a party dies or is cut off for longer than its ttl, or when `abort` is called. Call
+    [`AsyncBarrier.reset`][redis_sync_aio.AsyncBarrier.reset] when all parties can begin again. After a reset, or a
+    restart of the server, wait again if all parties do. It is also an `asyncio.BrokenBarrierError`.
+
+    Attributes:
+        name: The name of the barrier.
     """
 
     def __init__(self, *, name: str, broken: bool) -> None:

@@ -9,9 +9,12 @@ from ._leases import NotHeld
 
 
 class UnknownStep(SyncError, LookupError):
-    """Undo steps are recorded under names that the registry does not have. None was run.
+    """Undo steps are recorded under names that the registry does not have. No step was run.
 
-    ``steps`` are those names.
+    Register a function for each of the names, including old names that may still be recorded.
+
+    Attributes:
+        steps: The names that have no function.
     """
 
     def __init__(self, *, name: str, steps: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -25,7 +28,13 @@ class UnknownStep(SyncError, LookupError):
 
 
 class UndoFailed(SyncError, ExceptionGroup[Exception]):
-    """Some undo steps raised, or took too long; the others were run. ``exceptions`` are their errors, as they ran."""
+    """Some undo steps raised, or took too long. The other steps were run.
+
+    It is an `ExceptionGroup`, so ``except*`` works. Repair by hand what those steps should have undone.
+
+    Attributes:
+        exceptions: The errors of the steps, in the order in which they ran.
+    """
 
     @staticmethod
     def of_steps(errors: Sequence[Exception], *, steps: int, lock: str = "", after: str = "") -> UndoFailed:
@@ -53,10 +62,14 @@ class UndoFailed(SyncError, ExceptionGroup[Exception]):
 
 
 class StaleWriter(NotHeld):
-    """Another lease of the same identity adopted the record of the robust lock later, and writes it from then on.
+    """Another lease of the same identity adopted the record of the robust lock later, and is its writer from then on.
 
-    Nothing was recorded by this lease. It still holds the lock, together with that other one. ``name`` is the lock's,
-    ``fence`` that of the lease.
+    This lease recorded nothing. It still holds the lock, together with the other one. Record by that lease, or acquire
+    the lock again.
+
+    Attributes:
+        name: The name of the lock.
+        fence: The fence of this lease.
     """
 
     def __init__(self, *, name: str, identity: str | None, fence: int) -> None:

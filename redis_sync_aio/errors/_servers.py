@@ -12,12 +12,12 @@ from ._wording import listed, page, within
 
 
 class Unreachable(SyncError, RedisConnectionError):
-    """Redis did not answer within the time allowed, after bounded retries: the outcome is not known.
+    """Redis did not answer within the time allowed, after bounded retries. The outcome is not known.
 
-    Of a transaction it is: nothing was written (`OutcomeUnknown` is raised when that is not certain).
-
-    A request that was given up may have left a grant or a ticket on the server. It is withdrawn as soon as the server
-    is back, and otherwise ends with its ttl.
+    If it comes from a transaction, nothing was written (`OutcomeUnknown` says that this is uncertain). A request that
+    was given up may have left a grant or a ticket on the server. It is withdrawn as soon as the server is back, and
+    otherwise ends with its ttl. Check the server and the network, or allow more time (``retry_for``, ``timeout``). It
+    is also redis-py's `ConnectionError`.
     """
 
     @staticmethod
@@ -144,9 +144,11 @@ class Unreachable(SyncError, RedisConnectionError):
 class CommandRefused(SyncError):
     """The server answered with an error, so nothing was changed.
 
-    Unless the message says that an earlier copy of the command may have been executed: the answer to that was lost.
+    The exception is a command whose earlier copy may have been executed, since the answer to that copy was lost; the
+    message then says so. The message has the reply of the server and what to do about it.
 
-    ``code`` is the first word of the server's answer, for instance ``"OOM"`` or ``"MISCONF"``.
+    Attributes:
+        code: The first word of the reply, for instance ``"OOM"`` or ``"MISCONF"``.
     """
 
     def __init__(self, message: str, *, code: str) -> None:
@@ -189,9 +191,13 @@ class CommandRefused(SyncError):
 
 
 class PermissionDenied(CommandRefused):
-    """The ACL user may not run a command, use a key or a channel, or its credentials are missing or wrong.
+    """The ACL user may not run a command or use a key or channel, or its credentials are missing or wrong.
 
-    The least rule is in [Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights).
+    Extend the ACL rule of the user:
+    [Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights) has the least one that works.
+
+    Attributes:
+        code: The first word of the reply: ``"NOPERM"``, ``"NOAUTH"`` or ``"WRONGPASS"``.
     """
 
     @staticmethod
@@ -205,14 +211,24 @@ class PermissionDenied(CommandRefused):
 
 
 class OutOfMemory(CommandRefused):
-    """The server is at ``maxmemory``: nothing new can be acquired.
+    """The server is at ``maxmemory``, so nothing new can be acquired.
 
-    With scripts, releases and renewals still work; with WATCH (``engine="watch"``) those of permits do not.
+    With scripts, releases and renewals still work. With ``engine="watch"`` those of permits do not. Free memory, or
+    raise ``maxmemory``.
+
+    Attributes:
+        code: ``"OOM"``.
     """
 
 
 class WrongKeyType(CommandRefused):
-    """The key of this lock holds something that is not a lock (a list, a hash, …)."""
+    """A key of this lock holds something else, such as a list or a hash of another program.
+
+    Choose another name for the lock, or delete the key.
+
+    Attributes:
+        code: ``"WRONGTYPE"``.
+    """
 
     @staticmethod
     def of_record(name: str, *, key: str, problem: str) -> WrongKeyType:
@@ -245,7 +261,10 @@ _LACKING = {
 
 
 class PushUnavailable(SyncError):
-    """Pushed wake-ups were required (``push="always"``) but are not possible with this server, user or client."""
+    """``push="always"`` requires pushed wake-ups, and this server, user or client does not allow them.
+
+    The message says what is missing. Allow it, or use ``push="auto"`` or ``"never"``: waiters then poll.
+    """
 
     @staticmethod
     def not_allowed(what: str, *, reply: str) -> PushUnavailable:
@@ -262,7 +281,11 @@ class PushUnavailable(SyncError):
 
 
 class CoordinatorClosed(SyncError):
-    """The coordinator, or the client behind it, was closed: create a new one."""
+    """The coordinator, or the client behind it, was closed.
+
+    Create a new one. A command that had no answer yet may or may not have been executed, as the message says. In a
+    service that shuts down, requests that wait end with this error (answer 503).
+    """
 
     @staticmethod
     def used(why: str) -> CoordinatorClosed:
@@ -297,7 +320,11 @@ class CoordinatorClosed(SyncError):
 
 
 class WrongContext(SyncError, RuntimeError):
-    """Used from another event loop, or from another process after a fork."""
+    """A coordinator, a lock or a lease was used in another event loop, or in another process after a fork.
+
+    Create one client and one coordinator for each event loop and process. Start child processes with the ``spawn``
+    method, or create both in the child. It is also a `RuntimeError`.
+    """
 
     def about(self, what: str) -> WrongContext:
         """Return the same error, naming ``what`` was used."""

@@ -9,10 +9,15 @@ from ._wording import listed
 
 
 class Conflict(SyncError):
-    """Others changed the watched keys in each attempt, until attempts or time were used up: nothing was done.
+    """Others changed the watched keys in each attempt, until attempts or time were used up. Nothing was written.
 
-    ``attempts`` says how often the body ran, ``conflicts`` how often EXEC found a change, ``elapsed`` how many seconds
-    it took, ``keys`` which keys were watched.
+    Allow more attempts or time, watch fewer keys, or let the transactions take turns (``escalate_after``).
+
+    Attributes:
+        attempts: How often the body ran.
+        conflicts: How often EXEC found a change.
+        elapsed: Seconds that all attempts took.
+        keys: The keys that were watched.
     """
 
     def __init__(
@@ -73,9 +78,13 @@ class Conflict(SyncError):
 
 
 class OutcomeUnknown(SyncError):
-    """EXEC was sent and its answer was lost: the writes of the transaction were made, all of them, or none.
+    """EXEC was sent and its answer was lost. All writes of the transaction were made, or none.
 
-    ``attempts`` says how often the body ran, ``keys`` which keys were watched.
+    Look at the data. To have the transaction decide by itself, declare it ``idempotent=True`` or ``exactly_once=True``.
+
+    Attributes:
+        attempts: How often the body ran.
+        keys: The keys that were watched.
     """
 
     def __init__(
@@ -124,10 +133,13 @@ class OutcomeUnknown(SyncError):
 
 
 class PartiallyApplied(SyncError):
-    """Some commands of a transaction failed when they ran: Redis does not take the others back.
+    """Some commands of a transaction failed when they ran. The others were executed, and Redis does not undo them.
 
-    Or all were executed, and a reply cannot be read. ``replies`` has the reply of each command in order, an exception
-    in place of each that failed or cannot be read.
+    A typical cause is a key of the wrong type. Also raised when all commands were executed and a reply cannot be read,
+    and when the server refused MULTI and executed each command by itself.
+
+    Attributes:
+        replies: The reply of each command, in order. An exception stands for each that failed or cannot be read.
     """
 
     def __init__(
