@@ -40,48 +40,47 @@ __all__ = ["Coordinator", "CoordinatorStatistics", "HeldHere", "Push", "WaitingH
 class Coordinator:
     """Runs the locks of one client in one event loop, over one connection to each server.
 
+    A service creates one at its start, and closes it at its end. A coordinator that is dropped without `close` closes
+    its connection when it is collected, with a ResourceWarning.
+
+    All times are seconds or timedelta.
+
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster`, however configured, or a `valkey.asyncio.Valkey` or
+        client: A `redis.asyncio.Redis` or `RedisCluster`, however configured, or a `valkey.asyncio.Valkey` or
             `ValkeyCluster`, whose settings a client of redis-py gets
-            ([Servers](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/)). Its pool is not used
-            for locks; one connection is opened next to it, with the client's own settings, to each shard of a cluster.
-        prefix: the beginning of all its keys and channels, as in "app1:", for a user with the rights ``~app1:*`` and
-            ``&app1:*`` ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
-            Names, also in messages and events, stay as they are. It ends with a colon.
-        push: "auto" (default): wake-ups are pushed; where the server or the ACL user does not allow that, waiters
-            poll and a warning is logged. "always": raise PushUnavailable instead. "never": poll, and send
-            commands through the client's pool.
-        claim: for how many seconds a lock that is handed to a waiter is granted at first, if it is renewed.
-            The first renewal, after a sixth of it, extends it to the full ttl. It bounds what a stopped or unplugged
-            (not dead) waiter costs the others; an event loop that stalls longer than this right after a hand-over
-            loses the lease, whatever its ttl. Seconds or timedelta, 0.01 to ten years, default 4.5: a stall of 4
-            seconds costs no lease, a stopped waiter less than 5 seconds.
-        burst: how many times a lease that tasks of this process share is handed on, once others wait for it at the
-            server; then it is their turn. Default 64; 0: the order of the server is strict, and nothing is shared.
-        slice: for how long it is handed on, once others wait. Seconds or timedelta, more than 0, default 0.005.
-        retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
-            raised; its last attempt has 0.05 seconds at least. Seconds or timedelta, default 10.
-        poll_cap: while tasks wait for a name, one command of this process looks at it at least this often. So what
-            other clients do with its keys (DEL, PEXPIRE, SET) is noticed. Seconds or timedelta, default 2.5; more
-            than 300 counts as 300.
-        poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder. They look when the key
-            should end, too, and once more when their timeout is over. Default: ``Backoff(initial=0.01, cap=0.1)``.
-        exit_timeout: for how long the end of a body that failed or was cancelled waits for the answer to its release.
-            Then its error comes out, and the release goes on in the background. Closing waits for each answer as long.
-            Seconds or timedelta, default 1.
-        response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
-            tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
-            second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5 (transactions: no limit).
-        observe: a function that is called with each event of this coordinator, or several; see
-            `redis_sync_aio.instrumentation`.
-        pattern_of: a function that returns the pattern of a name for `Event.pattern`, or None: then it is the part
-            before the first ":" and ":*".
-        origins: remember the line that acquired each lease, for `statistics`. Costs a few microseconds each.
+            ([Servers](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/)). Locks do not use its pool:
+            one connection with the same settings is opened next to it, to each shard of a cluster.
+        prefix: The beginning of all keys and channels, for a user with the rights ``~app1:*`` and ``&app1:*``
+            ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)). It ends with a
+            colon, as in "app1:". Names in messages and events stay as they are.
+        push: "auto" (default): wake-ups are pushed; where the server or the user does not allow that, waiters poll and
+            a warning is logged. "always": raise PushUnavailable instead. "never": poll, through the pool of the client.
+        claim: How long a lock that is handed to a waiter is granted at first, 0.01 to ten years. Its first renewal,
+            after a sixth of that, extends it to the full ttl. This limits what a stopped waiter costs the others: less
+            than 5 seconds by default. An event loop that stalls for longer right after a hand-over loses the lease.
+        burst: How often tasks of this process hand a shared lease on while others wait at the server. 0: the order of
+            the server is strict, and nothing is shared.
+        slice: How long they hand it on while others wait, more than 0.
+        retry_for: How long a command is repeated while Redis is out of reach, before Unreachable is raised. Default 10.
+            The last attempt has at least 0.05 seconds.
+        poll_cap: How often, at least, one command looks at a name for which tasks wait, so that changes by other
+            clients (DEL, PEXPIRE, SET) are noticed. At most 300.
+        poll: The pauses of waiters that nobody wakes: those that poll, or wait for a client of another library.
+            Default: ``Backoff(initial=0.01, cap=0.1)``. They also look when the key should end, and when their timeout
+            is over.
+        exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which
+            then goes on in the background. `close` waits as long for each answer.
+        response_timeout: How long an answer may take before the connection counts as dead. A silent connection is
+            tested as often, so a black hole is noticed within twice this time and 0.25 seconds. Default:
+            ``socket_timeout`` of the client, else 5 (transactions: no limit).
+        observe: A function, or several, to call with each event; see `redis_sync_aio.instrumentation`.
+        pattern_of: A function that returns the pattern of a name for `Event.pattern`. None, or a result of None: the
+            part before the first ":", and ":*".
+        origins: Remember the line that acquired each lease, for `statistics`. Costs a few microseconds each.
 
     Raises:
-        TypeError: not an asyncio Redis client, or an argument of the wrong type. ValueError: one out of range.
-
-    One that is dropped without `close` closes its connection when it is collected, with a ResourceWarning.
+        TypeError: The client is not an asyncio Redis client, or an argument has the wrong type.
+        ValueError: An argument is out of range.
 
     Example:
         ```python
@@ -133,20 +132,20 @@ class Coordinator:
     def from_url(
         cls, url: str, *, client_options: Mapping[str, Any] | None = None, **options: Unpack[CoordinatorOptions]
     ) -> Self:
-        """Return a coordinator with a client of its own, which is closed with it.
+        """Return a coordinator with a client of its own, which `close` closes, too.
+
+        `client` is for commands of your own until then. It connects when it is first used.
 
         Args:
             url: ``redis://HOST:PORT/DB``, ``unix:///PATH``, ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`` or
-                ``redis+cluster://HOST:PORT,HOST:PORT``; ``rediss…`` for TLS. User and password as in any URL:
-                ``redis://user:password@HOST``.
-            client_options: arguments for the client of redis-py. Those for the sentinels are in ``sentinel_kwargs``.
-            options: as `Coordinator`.
+                ``redis+cluster://HOST:PORT,HOST:PORT``. ``rediss…`` for TLS. User and password as in any URL.
+            client_options: Arguments for the client of redis-py. Those for the sentinels are in ``sentinel_kwargs``.
+            options: As for `Coordinator`.
 
         Raises:
-            ValueError: the address cannot be read. The message quotes nothing of it: it might be a password.
-            TypeError, ValueError: as `Coordinator`, or an argument that the client of redis-py does not take.
-
-        `client` is for commands of your own, until `close`. It connects when it is used.
+            ValueError: The address cannot be read (the message does not quote it, as it may have a password), or an
+                argument is out of range.
+            TypeError: An argument has the wrong type, or the client of redis-py does not take it.
 
         Example:
             ```python
@@ -171,19 +170,20 @@ class Coordinator:
         await self.close()
 
     async def close(self, *, drain: Seconds = 0.0) -> None:
-        """Release what is held, end what waits, close the connection. Idempotent.
+        """Release what is held, end what waits, and close the connection. Idempotent; one round trip.
 
-        Bodies that still run are cancelled with LeaseLost (reason "closed"), waiters get CoordinatorClosed.
-        Takes a round trip. When Redis is out of reach no release is waited for longer than ``exit_timeout`` seconds;
-        what has no answer by then ends with its ttl. The end of the event loop closes in the same way.
+        Bodies that still run are cancelled with LeaseLost (reason "closed"). Waiters get CoordinatorClosed. When Redis
+        is out of reach, no release is awaited for longer than ``exit_timeout``; it then ends with its ttl. The end of
+        the event loop closes in the same way.
 
-        A client that `from_url` made is closed then, too.
+        Args:
+            drain: How long bodies may go on before that: seconds or timedelta. Their leases are renewed, nothing new is
+                granted, and waiters get CoordinatorClosed immediately. The wait ends as soon as nothing is held.
 
-        ``drain``: seconds (or timedelta) for which bodies may go on before that. They are renewed, nothing new is
-        granted, and waiters get CoordinatorClosed immediately. It ends as soon as nothing is held.
+        Raises:
+            WrongContext: The coordinator belongs to another event loop or process.
 
-        Raises WrongContext in another event loop. On cancellation the closing goes on, without draining, and the
-        cancellation is raised when it is done.
+        On cancellation the closing goes on without draining, and the cancellation is raised when it is done.
         """
         await self._binding.close(seconds(drain, "drain"))
 
@@ -192,28 +192,28 @@ class Coordinator:
 
     @property
     def client(self) -> RedisClient:
-        """The client it was made from; of a client of valkey-py, that of redis-py with the same settings."""
+        """The client it was made from; for a client of valkey-py, that of redis-py with the same settings."""
         return self._binding.options.client
 
     @property
     def why_closed(self) -> str | None:
-        """The reason that it cannot be used any more; None while it can."""
+        """The reason why the coordinator cannot be used any more. None: it can."""
         return self._binding.why_closed
 
     @property
     def connections(self) -> int:
-        """Number of connections that the link has opened so far."""
+        """The number of connections that were opened so far."""
         hub = self._binding.started
         return 0 if hub is None else hub.executor.connections
 
     @property
     def connection_error(self) -> Exception | None:
-        """The reason that Redis cannot be reached at the moment, if it cannot."""
+        """The reason why Redis cannot be reached at the moment. None: it can."""
         hub = self._binding.started
         return None if hub is None else hub.executor.connection_error
 
     def statistics(self) -> CoordinatorStatistics:
-        """Return what this process holds and waits for, since when, and in which tasks. Asks no server.
+        """Return what this process holds and waits for, since when, and in which tasks. Sends no command.
 
         Raises WrongContext in another event loop. See `redis_sync_aio.inspection` for what the server knows.
         """

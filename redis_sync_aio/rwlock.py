@@ -28,12 +28,12 @@ class ReadWriteStatistics:
     """The state of a read/write lock on the server at one moment.
 
     Attributes:
-        writer: token or identity of the writer; None when nobody writes.
-        readers: how many read.
-        reading: tokens or identities of the readers, those whose lease ends first at the front, 100 at most.
-        fence: fence of the latest writer, as `LockStatistics`.
-        waiters: how many requests are queued, as `LockStatistics`.
-        waiting: ("read" or "write", token or identity) of the first waiters, in order, 100 at most.
+        writer: Token or identity of the writer. None: nobody writes.
+        readers: How many readers there are.
+        reading: Tokens or identities of the readers, by the end of their leases; at most 100.
+        fence: Fence of the latest writer. None: the server remembers none.
+        waiters: How many requests are queued, as for `LockStatistics`.
+        waiting: ("read" or "write", token or identity) of the first requests in the queue, in order; at most 100.
     """
 
     writer: str | None
@@ -77,8 +77,8 @@ def _keys_of_both(name: bytes, prefix: bytes) -> PermitKeys:
 class ReadSide(Side):
     """The readers' side of an `AsyncReadWriteLock`, made by its ``read()``: any number of leases at a time.
 
-    It has `acquire`, `try_acquire`, `hold`, `wrap` and `release`, as `AsyncLock` has them, and is itself an async
-    context manager. Asking with an identity that writes raises WouldDeadlock: it has one permit, on one side.
+    It is acquired like an [`AsyncLock`][redis_sync_aio.AsyncLock], and is itself an async context manager. An identity
+    has one permit, on one side: an identity that writes gets WouldDeadlock here.
 
     Example:
         ```python
@@ -94,9 +94,8 @@ class ReadSide(Side):
 class WriteSide(Side):
     """The writers' side of an `AsyncReadWriteLock`, made by its ``write()``: one lease at a time, and no reader.
 
-    It has `acquire`, `try_acquire`, `hold`, `wrap` and `release`, as `AsyncLock` has them, and is itself an async
-    context manager. Asking with an identity that reads raises WouldDeadlock: it has one permit, on one side; `upgrade`
-    its lease.
+    It is acquired like an [`AsyncLock`][redis_sync_aio.AsyncLock], and is itself an async context manager. An identity
+    has one permit, on one side: an identity that reads gets WouldDeadlock here. Upgrade its lease instead.
 
     Example:
         ```python
@@ -112,31 +111,36 @@ class WriteSide(Side):
 class AsyncReadWriteLock:
     """A fair read/write lock with a lease for each reader and for the writer.
 
-    Guarantees: by the server's clock there are live leases of readers, or of one writer, never of both; turns come in
-    the order of arrival: a writer that waits is not passed by readers that came later, and readers that stand in a
-    row get in together by one release. A crashed reader delays a writer by the rest of its lease at most. Everything
-    else is as for `AsyncLock`. A writer's fence is greater than every earlier one; readers have the fence of the last
-    writer, so two readers with the same fence saw the same state.
+    Guarantees:
 
-    It is not reentrant. A reader that asks for the write side inside its own body gets WouldDeadlock: use `upgrade`.
+    - By the server's clock there are live leases of readers, or one of a writer, never of both.
+    - Turns come in the order of arrival. Readers that come later do not overtake a waiting writer. One release lets in
+      all readers that stand next to each other in the queue.
+    - A reader that crashed delays a writer by the rest of its lease at most.
+    - Everything else is as for [`AsyncLock`][redis_sync_aio.AsyncLock].
+
+    The fence of a writer is greater than every earlier one. Readers have the fence of the last writer, so two readers
+    with the same fence saw the same state.
+
+    The lock is not reentrant. A reader that asks for the write side inside its own body gets WouldDeadlock: use
+    [`upgrade`][redis_sync_aio.AsyncReadWriteLock.upgrade].
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: 1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}". It has
-            nothing to do with a lock or a semaphore of the same name.
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew: renew leases in the background, for as long as they are held.
-        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
-        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
-        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
-        linger: for how many seconds (or timedelta) what tasks share is kept when none has it, as for `AsyncLock`.
-        max_waiting: raise QueueFull instead of waiting behind so many others; None (default): any number.
-        share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
-            among themselves: see `AsyncLock` and
-            [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/).
+        client: As for `AsyncLock`.
+        name: As for `AsyncLock`, 1 to 8192 bytes. It is independent of a lock or a semaphore of the same name.
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years.
+        auto_renew: As for `AsyncLock`.
+        max_hold: As for `AsyncLock`.
+        on_lost: As for `AsyncLock`.
+        engine: As for `AsyncLock`.
+        share: Tasks of this process read under one permit together while no writer waits, and hand the permit of the
+            writer to each other, as for `AsyncLock`
+            ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
+        linger: As for `AsyncLock`.
+        max_waiting: As for `AsyncLock`.
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -187,26 +191,25 @@ class AsyncReadWriteLock:
         return self._write
 
     def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Hold[Lease]:
-        """Return an async context manager in whose body a reader is the writer; afterwards it reads again.
+        """Return an async context manager in whose body a reader is the writer. Afterwards it reads again.
 
-        It waits until the other readers are gone, ahead of all that wait; nobody else writes in between, so
-        what was read is still true. The body gets a lease with a writer's fence, which the reader's has from then on,
-        too; the reader's lease goes on. The writer's lasts no longer: when the reader's is released or lost, by
-        ``max_hold`` or without renewals, too, the writer's is lost.
+        Entering waits until the other readers are gone, ahead of everybody else in the queue. Nobody writes in between,
+        so what was read is still true. The body gets a second lease, with a fence of a writer, which the lease of the
+        reader has from then on, too. The writer's lease is lost when the reader's is released or lost.
 
         Args:
-            lease: a reader's lease of this lock, held by this process.
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
+            lease: A lease of a reader of this lock, held by this process.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
 
         Raises:
-            TypeError, ValueError: a bad argument; at the call, and nothing was sent.
-
-        Raises on entering:
-            WouldDeadlock: another reader waits for the same; one of the two has to release first. Or this lease is
-                upgraded already.
-            AcquireTimeout: the other readers did not go away; ``lease`` still reads.
-            LeaseLost: the reader's lease is lost. NotHeld: it is not a reader's, or was released.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
+            TypeError, ValueError: At the call: an argument is bad. Nothing was sent. The other errors are raised on
+                entering.
+            WouldDeadlock: Another reader waits for an upgrade, too, so one of the two has to release first. Or this
+                lease is upgraded already.
+            AcquireTimeout: The other readers did not leave in time. ``lease`` still reads.
+            LeaseLost: The lease of the reader is lost.
+            NotHeld: The lease was released, or is not one of a reader.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
 
         On cancellation ``lease`` still reads.
         """
@@ -214,18 +217,24 @@ class AsyncReadWriteLock:
         return self._upgrade.hold(lease, timeout)
 
     async def downgrade(self, lease: Lease) -> None:
-        """Make a writer's lease one of a reader, without a gap: readers at the head of the queue get in immediately.
+        """Turn the lease of a writer into one of a reader, without a gap.
+
+        Readers at the head of the queue get in immediately.
 
         The same lease object goes on, with its fence. A lease of `upgrade` ends instead, as at the end of its body, and
-        the reader's lease goes on.
+        the lease of the reader goes on.
+
+        Args:
+            lease: A lease of a writer of this lock, held by this process.
 
         Raises:
-            TypeError: it is no lease. Nothing was sent.
-            NotHeld: it is not a writer's lease of this lock, or was released. LeaseLost: it was lost.
-            Unreachable, CommandRefused: as `AsyncLock.acquire`.
+            TypeError: The argument is not a lease. Nothing was sent.
+            NotHeld: The lease was released, or is not one of a writer of this lock.
+            LeaseLost: The lease was lost.
+            Unreachable, CommandRefused: As for `AsyncLock.acquire`.
 
-        On cancellation, and after an error, it may be either on the server. For as long as the lease lasts, a command
-        in the background repeats that it reads; do not write any more.
+        After a cancellation or an error the lease may be either on the server. A command in the background repeats the
+        downgrade for as long as the lease lasts. Do not write any more.
         """
         self._check_lease(lease, "writer")
         await self._upgrade.downgrade(grant_of(lease))
@@ -237,8 +246,10 @@ class AsyncReadWriteLock:
     async def statistics(self) -> ReadWriteStatistics:
         """Return writer, readers, waiters and fence as the server sees them. One round trip.
 
-        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`. On cancellation the
-        answer is ignored.
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the reply is ignored.
         """
         view = await self._read._view()
         writer = next((text(permit.token) for permit in view.permits if permit.weight == WRITER_WEIGHT), None)
@@ -254,7 +265,7 @@ class AsyncReadWriteLock:
         )
 
     async def locked(self) -> bool:
-        """Return whether anybody reads or writes. One round trip; errors and cancellation as in `statistics`."""
+        """Return whether anybody reads or writes. One round trip; errors and cancellation are those of `statistics`."""
         return (await self._read._view()).used > 0
 
     @property

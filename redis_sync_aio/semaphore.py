@@ -28,13 +28,13 @@ __all__ = ["AsyncSemaphore", "OnMismatch", "PermitHolder", "SemaphoreStatistics"
 
 @dataclass(frozen=True, slots=True)
 class PermitHolder:
-    """A holder of permits.
+    """One holder of permits.
 
     Attributes:
-        identity: the caller's identity, or the token of the lease.
-        weight: how many permits.
-        remaining: seconds until they come back if they are not renewed.
-        fence: the fence of that lease.
+        identity: The identity of the caller, or the token of the lease.
+        weight: How many permits it holds.
+        remaining: Seconds until its lease ends if it is not renewed.
+        fence: The fence of its lease.
     """
 
     identity: str
@@ -48,12 +48,14 @@ class SemaphoreStatistics:
     """The state of a semaphore on the server at one moment.
 
     Attributes:
-        limit: how many permits there are; None when nobody has used it yet, or for so long that it is
+        limit: How many permits there are. None: nobody has used the semaphore yet, or not for so long that it is
             forgotten.
-        held: how many of them are held; more than ``limit`` for a while after it was lowered.
-        available: how many are free. Waiters come first.
-        holders: the holders, by the end of their leases, 100 at most.
-        fence, waiters, waiting: as `LockStatistics`.
+        held: How many permits are held. More than ``limit`` for a while after the limit was lowered.
+        available: How many permits are free. Waiters come first.
+        holders: The holders, by the end of their leases; at most 100.
+        fence: Fence of the latest grant. None: the server remembers none.
+        waiters: How many requests are queued, as for `LockStatistics`.
+        waiting: Tokens or identities of the first requests in the queue, in order; at most 100.
     """
 
     limit: int | None
@@ -93,44 +95,50 @@ class _Refusal:
 
 
 class AsyncSemaphore(PermitPrimitive):
-    """A fair, weighted semaphore whose permits are leases, with one limit that all agree on.
+    """A fair, weighted semaphore: each permit is a lease, and the limit is one that all processes agree on.
 
-    Guarantees: by the server's clock the weights of the live leases never exceed the limit (but for those held
-    when it was lowered); grants in the order of arrival, also for heavy requests: nobody passes a request that does
-    not fit yet; a release wakes by itself everybody who fits then; a crashed holder's permits come back when its
-    lease ends; nothing is left behind by a cancelled task or a lost reply. Each permit is a `Lease` like a lock's, with
-    a fence, renewal, and loss.
+    Guarantees:
 
-    The limit is kept by the server. The first request sets it. A request with another one gets LimitMismatch while
-    permits are held or waited for (see ``on_mismatch``); when nobody holds or waits, its limit is the new one.
-    ``limit=None`` takes what is there. `resize` changes the limit for all, and that stays until the next `resize`.
-    Otherwise it is forgotten one to two hours after the last grant or renewal (later if the ttl is over 48 minutes).
+    - By the server's clock, the weights of the live leases never exceed the limit, except for those that were held when
+      the limit was lowered.
+    - Requests are granted in the order of arrival. A heavy request that does not fit yet is not overtaken by a light
+      one.
+    - One release wakes everybody who fits then.
+    - The permits of a holder that crashed come back when its lease ends.
+    - A cancelled task or a lost reply leaves nothing behind.
 
-    Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: 1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}". A
-            semaphore and a lock of one name have nothing to do with each other.
-        limit: how many permits there are, 1 to 1,000,000,000; None: as many as the server says.
-        on_mismatch: whose limit counts while permits are held or waited for by another one, as in a rolling deployment
-            that changes it. "raise" (default): neither, LimitMismatch; "keep": the server's, until nobody holds or
-            waits; "set": this one, from now on. A limit that `resize` has set is kept, and "set" raises then.
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew: renew leases in the background, for as long as they are held.
-        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
-        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
-        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
-        linger: for how many seconds (or timedelta) what tasks share is kept when none has it, as for `AsyncLock`.
-        max_waiting: raise QueueFull instead of waiting behind so many others; None (default): any number.
-        share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
-            see `AsyncLock` and
-            [Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/). A lower limit reaches other
-            processes with their next renewal. Fences do not rise in the order of the grants then, if there are several
-            permits.
+    Each acquisition returns a [`Lease`][redis_sync_aio.Lease] with a fence, renewal and loss, as a lock's.
 
-    Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+    The server keeps the limit. The first request sets it. While permits are held or waited for, a request with another
+    limit raises LimitMismatch (see ``on_mismatch``). When nobody holds or waits, the limit of the next request is the
+    new one. ``limit=None`` takes the limit of the server. [`resize`][redis_sync_aio.AsyncSemaphore.resize] changes it
+    for all, until the next `resize`. A limit that was not set by `resize` is forgotten one to two hours after the last
+    grant or renewal (later if the ttl is over 48 minutes).
 
     Acquiring and releasing cost one round trip each, and O(log permits + log waiters) on the server.
+
+    Args:
+        client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
+        name: As for `AsyncLock`, 1 to 8192 bytes. A semaphore and a lock of the same name are independent.
+        limit: How many permits there are, 1 to 1,000,000,000. None: as many as the server says.
+        on_mismatch: Whose limit counts while permits are held or waited for under another one, as in a rolling
+            deployment that changes the limit. "raise" (default): neither; LimitMismatch. "keep": that of the server,
+            until nobody holds or waits. "set": this one, from now on. A limit that was set by `resize` is kept, and
+            "set" raises then.
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years.
+        auto_renew: As for `AsyncLock`.
+        max_hold: As for `AsyncLock`.
+        on_lost: As for `AsyncLock`.
+        engine: As for `AsyncLock`.
+        share: Tasks of this process hand permits to each other without a command while no other process waits, as for
+            `AsyncLock` ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)). A lower limit
+            reaches other processes with their next renewal. With several permits, fences then do not rise in the order
+            of the grants.
+        linger: As for `AsyncLock`.
+        max_waiting: As for `AsyncLock`.
+
+    Raises:
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -182,7 +190,7 @@ class AsyncSemaphore(PermitPrimitive):
 
     @property
     def limit(self) -> int | None:
-        """The limit this object was made with, or last set by its `resize`; None: the server's."""
+        """The limit that this object was made with, or last set by its `resize`. None: that of the server."""
         return self._limit or None
 
     async def acquire(
@@ -193,23 +201,23 @@ class AsyncSemaphore(PermitPrimitive):
         ttl: Seconds | None = None,
         identity: Name | None = None,
     ) -> Lease:
-        """Wait for the turn and return a lease of ``weight`` permits.
+        """Wait for the turn and return a lease of ``weight`` permits. One round trip if they are free.
 
         Args:
-            weight: how many permits, 1 to the limit. All or nothing.
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
-            ttl: for this lease, instead of the semaphore's own.
-            identity: the caller's own name, kept as the holder's token. The same identity asking again gets the
-                same permits again (their number does not change), from any process, and may release them from any.
+            weight: How many permits, 1 to the limit: all of them or none.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            ttl: The ttl of this lease. None: the ttl of this semaphore.
+            identity: A name of the caller, kept as the token of the holder. A request with the same identity, from any
+                process, gets the same permits (their number does not change), and may release them.
 
         Raises:
-            AcquireTimeout: they were not granted in time.
-            LimitMismatch: the server's limit is another one (see ``on_mismatch`` of this class), or too small for the
-                weight; nothing was changed.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
-            TypeError, ValueError: a bad argument; nothing was sent.
+            AcquireTimeout: The permits were not granted in time. QueueFull is a subclass.
+            LimitMismatch: The server has another limit (see ``on_mismatch`` of this class), or one that is too small
+                for the weight. Nothing was changed.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: An argument is bad. Nothing was sent.
 
-        On cancellation whatever the server did for this request is undone, without delaying the cancellation.
+        On cancellation, whatever the server did for the request is undone, without delaying the cancellation.
         """
         weight = self._check_weight(weight)
         if weight == self._weight:  # which has a shorter way
@@ -219,9 +227,9 @@ class AsyncSemaphore(PermitPrimitive):
     async def try_acquire(
         self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None
     ) -> Lease | None:
-        """Return a lease, or None when the permits are not free or somebody waits for some. One round trip.
+        """Return a lease, or None if the permits are not free or somebody waits for some. One round trip.
 
-        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
+        Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
         return await self._try_lease(self._request(ttl, identity, 0, self._check_weight(weight)))
 
@@ -236,8 +244,8 @@ class AsyncSemaphore(PermitPrimitive):
     ) -> Hold[Lease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
-        Arguments as in `acquire`, and ``on_lost`` instead of the semaphore's own. They are checked here and now.
-        The body's exceptions are treated as by `AsyncLock.hold`.
+        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the semaphore. The end of
+        the body raises as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
         """
         self._request(ttl, identity, timeout, self._check_weight(weight))  # bad arguments fail here
         # Not by that request: `resize` may be called before this is entered.
@@ -245,26 +253,30 @@ class AsyncSemaphore(PermitPrimitive):
         return self._hold_by(acquire, on_lost)
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
-        """Take up permits that `Lease.detach` let go of, in this or any other process, and return their lease.
+        """Take up permits that [`Lease.detach`][redis_sync_aio.Lease.detach] let go of, in this or any other process.
 
-        They are as many as were detached, and were never free meanwhile, so a `resize` in between does not matter.
-        Otherwise, also in its arguments, errors and cancellation, it is as `AsyncLock.attach`.
+        The lease has as many permits as were detached. They were never free meanwhile, so a `resize` in between does
+        not matter. Arguments, errors and cancellation are those of
+        [`AsyncLock.attach`][redis_sync_aio.AsyncLock.attach].
         """
         return await self._attach(token, ttl)
 
     async def resize(self, limit: int) -> None:
-        """Set the limit for everybody. Growing grants waiting requests immediately; shrinking takes nothing away.
+        """Set the limit for everybody, until the next `resize`. One round trip.
 
-        While more is held than the new limit, nothing is granted. A waiter that is heavier than the new limit gets
-        LimitMismatch. This object uses the new limit from now on; others that were made with another one get
-        LimitMismatch, so make those with ``limit=None``. It stays until the next `resize`, also when the semaphore is
-        not used for long.
+        A higher limit grants waiting requests immediately. A lower limit takes nothing away: nothing is granted while
+        more than that is held. A waiter that is heavier than the new limit gets LimitMismatch. This object uses the new
+        limit from now on. Objects that were made with another limit get LimitMismatch, so make those with
+        ``limit=None``.
+
+        Args:
+            limit: 1 to 1,000,000,000.
 
         Raises:
-            TypeError, ValueError: a bad limit.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `acquire`.
+            TypeError, ValueError: The limit is bad. Nothing was sent.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
 
-        On cancellation it goes on: the limit may or may not be set, and this object uses it as soon as it is.
+        On cancellation the command goes on. The limit may or may not be set; this object uses it as soon as it is.
         """
         new = permits(limit, "limit")
         hub = self._at_work()
@@ -281,9 +293,11 @@ class AsyncSemaphore(PermitPrimitive):
         await hub.ask(send, goes_on=True)
 
     async def get_limit(self) -> int:
-        """Return the server's limit. One round trip.
+        """Return the limit on the server. One round trip.
 
-        Raises LimitMismatch when the server knows none yet; otherwise errors and cancellation as in `statistics`.
+        Raises:
+            LimitMismatch: The server knows no limit yet.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
         """
         found = (await self._view(0)).limit
         if not found:
@@ -293,8 +307,10 @@ class AsyncSemaphore(PermitPrimitive):
     async def statistics(self) -> SemaphoreStatistics:
         """Return limit, holders, waiters and fence as the server sees them. One round trip.
 
-        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `acquire`. On cancellation the answer is
-        ignored.
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
+
+        On cancellation the reply is ignored.
         """
         view = await self._view()
         return SemaphoreStatistics(
@@ -308,7 +324,7 @@ class AsyncSemaphore(PermitPrimitive):
         )
 
     async def locked(self) -> bool:
-        """Return whether no permit is free. One round trip; errors and cancellation as in `statistics`."""
+        """Return whether no permit is free. One round trip; errors and cancellation are those of `statistics`."""
         view = await self._view(0)
         return view.limit > 0 and view.used >= view.limit
 

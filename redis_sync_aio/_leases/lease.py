@@ -61,7 +61,7 @@ class Lease:
     _lost: LossEvent | None = None
 
     def __init__(self, grant: Grant) -> None:
-        """Show ``grant``. The package makes leases; users get them from ``acquire()``."""
+        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
         self._grant = grant
 
     # -- what it is ------------------------------------------------------------------------------------
