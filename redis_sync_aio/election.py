@@ -32,9 +32,9 @@ class Leader:
     """The leader of an election, as the server knows it.
 
     Attributes:
-        identity: the leader's identity. "host:pid" if it chose none; the value of the key if a client that is not of
-            this package has put it there.
-        term: the number of its term. None if the server does not know it: the key was written by another client, or
+        identity: The identity of the leader. "host:pid" if it chose none. If a client of another library wrote the key,
+            the value of the key.
+        term: The number of its term. None: the server does not know it, because another client wrote the key or
             ``{NAME}:fence`` was deleted.
     """
 
@@ -43,7 +43,7 @@ class Leader:
 
 
 class Term(Lease):
-    """The time for which a process leads: a lease, with everything that a `Lease` has."""
+    """The time for which a process leads. It is a [`Lease`][redis_sync_aio.Lease] and all that a lease has."""
 
     @property
     def number(self) -> int:
@@ -52,7 +52,7 @@ class Term(Lease):
 
     @property
     def identity(self) -> str:
-        """The identity of this process in the election, as others see it: `Leader.identity`."""
+        """The identity of this process in the election. Others see it as `Leader.identity`."""
         return _identity(self._grant.wire_token)
 
 
@@ -83,26 +83,29 @@ class _Seat(LockBase[Term]):
 class LeaderElection:
     """An election among processes: at most one of the candidates leads at a time, and the next one takes over.
 
-    The leader holds a lock, and the other candidates stand in its queue. So what `AsyncLock` guarantees is true of
-    terms: at most one at a time by the server's clock, in the order in which candidates came. A candidate takes over
-    immediately when the leader resigns, and as soon as the lease of a leader that has crashed ends (``ttl``). What no
-    lock can promise (a leader that is paused, and goes on before it notices) is what the term's number is for: it
-    rises with each term, so let the resource refuse what comes with a lower one (`FenceGate`).
+    Guarantees:
+
+    - By the server's clock there is at most one term at a time.
+    - Candidates lead in the order in which they came.
+    - The next candidate takes over immediately when the leader resigns, and within ``ttl`` when the leader crashes.
+
+    The leader holds a lock, and the other candidates stand in its queue. A leader that is paused may go on before it
+    notices that its term has ended; no lock can prevent that. The number of the term rises with each term, so let the
+    resource refuse a lower one ([`FenceGate`][redis_sync_aio.FenceGate]).
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: the name of the election, and of the key that says who leads. It is the lock of that name: an `AsyncLock`
-            or a `LeaderElection` elsewhere excludes this one.
-        identity: what others see as the name of this process, up to 512 bytes; None: "host:pid". It is part of the
-            token that makes a process the leader, so it is set and replaced in the same step. It need not be unique:
-            two processes with one identity never lead together, and a process that was restarted does not take the
-            term of its predecessor for its own.
-        ttl: seconds or timedelta, 0.01 to ten years, that a leader which has crashed goes on to count as the leader.
-            The leader renews its lease every third of it.
-        engine: as `AsyncLock`.
+        client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
+        name: The name of the election, and the key that says who leads. It is the lock of that name: an `AsyncLock` of
+            the same name and this election exclude each other.
+        identity: The name that others see of this process, at most 512 bytes. None: "host:pid". It need not be unique:
+            two processes with the same identity never lead together, and a restarted process does not take the term of
+            its predecessor for its own.
+        ttl: How long a leader that has crashed counts as the leader: seconds or timedelta, 0.01 to ten years. The
+            leader renews its lease every third of it.
+        engine: As for `AsyncLock`.
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -138,47 +141,63 @@ class LeaderElection:
     def lead(self, *, timeout: Seconds | None = None) -> Hold[Term]:
         """Return an async context manager that waits until this process leads, yields its `Term`, and resigns.
 
-        The body is cancelled when the leadership is lost, and LeaseLost is raised at its end. It may be entered once;
-        call ``lead()`` again to stand again.
+        A loss of the leadership cancels the body, and its end raises LeaseLost. The manager can be entered once; call
+        ``lead()`` to stand again.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
 
-        Entering raises as `AsyncLock.acquire`: AcquireTimeout, Unreachable, CommandRefused, CoordinatorClosed,
-        WrongContext, and WouldDeadlock in a body of its own. On cancellation the candidate leaves the queue.
+        Raises:
+            TypeError, ValueError: At the call: the timeout is bad. The other errors are raised on entering.
+            AcquireTimeout: This process was not elected in time.
+            WouldDeadlock: A body of this task leads already.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the candidate leaves the queue.
         """
         return self._seat.hold(timeout=timeout)
 
     async def resign(self) -> bool:
-        """End the term of this process, if it leads; the next candidate leads when this returns. Return whether it led.
+        """End the term of this process, if it leads, and return whether it led.
 
-        A body that runs in another task is cancelled, and ends with LeaseLost (reason "released"). The body itself may
-        resign, too, and should then leave. One that was about to begin raises NotHeld instead. A candidate that waits
+        The next candidate leads when this returns.
+
+        A body that runs in another task is cancelled, and ends with LeaseLost (reason "released"). A body may also
+        resign itself and should then end. A body that was about to begin raises NotHeld instead. A candidate that waits
         stays in the queue: cancel its task.
 
-        Raises LeaseLost, Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `Lease.release`.
+        Raises:
+            LeaseLost, Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `Lease.release`.
 
         On cancellation the release goes on in the background.
         """
         return await self._seat.resign()
 
     async def leader(self) -> Leader | None:
-        """Return the present leader; None if nobody leads. One round trip.
+        """Return the present leader, or None if nobody leads. One round trip.
 
-        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.statistics`. On cancellation
-        the answer is ignored.
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.statistics`.
+
+        On cancellation the reply is ignored.
         """
         return _leader(await self._seat.view())
 
     def watch(self, *, every: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
         """Return an async iterator of leaders: the present one first (None: nobody), then each change.
 
-        It looks every ``every`` seconds (or timedelta), with one command that only reads, and when the present leader's
-        lease should end, if that is sooner. So a change is seen within ``every``; of several changes within that time
-        the last one. Nothing is pushed: the servers tell nobody of a term but the candidate that gets it.
+        The iterator asks the server once every ``every`` seconds, and when the lease of the leader should end, with one
+        command that only reads. A change is therefore seen within ``every``; of several changes in that time, only the
+        last.
 
-        Raises TypeError or ValueError for ``every``. The iteration raises as `leader`; call ``watch()`` again then.
-        It may be cancelled or closed at any time, and holds nothing.
+        Args:
+            every: Seconds or timedelta, more than 0.
+
+        Raises:
+            TypeError, ValueError: At the call: ``every`` is bad.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: In the iteration. Call ``watch()`` again.
+
+        The iteration may be cancelled or closed at any time, and holds nothing.
 
         Example:
             ```python

@@ -51,7 +51,7 @@ OnInterrupted: TypeAlias = Literal["again", "raise"]
 
 
 class Codec(Protocol):
-    """Turns results into text and back; the module `json` is one."""
+    """Turns results into text and back. The module `json` is one."""
 
     def dumps(self, value: Any, /) -> str: ...
     def loads(self, text: str, /) -> Any: ...
@@ -67,26 +67,27 @@ def once(
     ttl: Seconds = 30.0,
     timeout: Seconds | None = None,
 ) -> AbstractAsyncContextManager[Lease | None]:
-    """Return an async context manager: of all that enter it for one slot, one gets a lease, the others None.
+    """Return an async context manager: of all that enter it for one slot, one gets a lease. The others get None.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
-        name: of the job.
-        slot: what is done once, such as a date; its text follows the name after a colon.
-        at_least: seconds or timedelta for which the slot stays done: longer than clocks and schedules may differ. It
+        client: A `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
+        name: The name of the job.
+        slot: What is done once, such as a date. Its text follows the name after a colon.
+        at_least: How long the slot stays done: seconds or timedelta, longer than clocks and schedules may differ. It
             counts from the beginning of the run for ``on_crash="skip"``, else from its end. Default: a day.
-        on_crash: "skip" (default): a run that was killed, cancelled or that raised is not repeated: at most once. A
-            caller that comes while another one runs gets None immediately. "again": it waits for the end of that run,
-            and if it did not come to its end, runs: at least once, and exactly once without a crash.
-        ttl: of the lock, which is renewed while the body runs: so long after a crash the next one runs.
-        timeout: seconds or timedelta to wait for another run with ``on_crash="again"``; None: no limit.
+        on_crash: What happens after a run that raised, was cancelled or was killed. "skip" (default): it is not
+            repeated, so the work runs at most once; a caller that comes during a run gets None immediately. "again":
+            the next caller runs, so the work runs at least once, and exactly once without a crash; a caller that comes
+            during a run waits for its end.
+        ttl: The ttl of the lock, renewed during the body: after a crash the next run begins so much later.
+        timeout: How long to wait for another run (``on_crash="again"``): seconds or timedelta. None: no limit.
 
     Raises:
-        TypeError, ValueError: a bad argument, when it is called.
-        AcquireTimeout: another run took longer than ``timeout``. Other errors at the beginning are those of
-            `AsyncLock.acquire`, and at the beginning and end those of `Lease.transaction`.
-        LeaseLost: the lease was lost; the slot is not marked as done, unless that happened while it was being marked.
-        OutcomeUnknown: the answer to a mark was lost, and nothing told its outcome for ``retry_for`` seconds.
+        TypeError, ValueError: At the call: an argument is bad.
+        AcquireTimeout: Another run took longer than ``timeout``.
+        LeaseLost: The lease was lost. The slot is not marked as done, unless the loss came while it was being marked.
+        OutcomeUnknown: The answer to a mark was lost, and nothing told its outcome for ``retry_for`` seconds.
+        SyncError: As for `AsyncLock.acquire` at the beginning, and `Lease.transaction` at the beginning and the end.
 
     On cancellation the lock is released, or was not acquired.
 
@@ -135,17 +136,16 @@ def once_per(
     """Decorate a coroutine function: of all calls for one slot, on all machines, one runs. The others return None.
 
     Args:
-        client: as of `once`, or a function without arguments that returns one, which is called at each call.
-        name: of the job with its slot: ``{0}`` is the time of the call by this machine's clock, as a `datetime`, and
-            other fields are arguments of the function: ``"report:{customer}:{0:%Y-%m-%d}"``.
-        tz: the time zone of ``{0}``. Default UTC.
-
-    The other arguments are those of `once`.
+        client: As for `once`, or a function without arguments that returns one, called at each call.
+        name: The name of the job with its slot. ``{0}`` is the time of the call by the clock of this machine, as a
+            `datetime`. Other fields are arguments of the function: ``"report:{customer}:{0:%Y-%m-%d}"``.
+        tz: The time zone of ``{0}``. Default: UTC.
 
     Raises:
-        TypeError, ValueError: at decoration, for bad arguments, or a field that is neither.
+        TypeError, ValueError: At decoration: an argument is bad, or a field is neither ``{0}`` nor an argument.
 
-    A call raises what the function raises, and what `once` does.
+    The other arguments are those of [`once`][redis_sync_aio.jobs.once]. A call raises whatever the function raises, and
+    the errors of `once`.
 
     Example:
         ```python
@@ -206,26 +206,26 @@ def idempotent(
 ) -> Synchronize:
     """Decorate a coroutine function: of all calls with one key the first one runs, and all get its result.
 
-    The result is kept as text, and each call gets what the codec makes of that. A call that raises keeps nothing.
+    The result is kept as text, and each call gets what the codec makes of it. A call that raises keeps nothing.
 
     Args:
-        client: as of `once_per`.
-        key: of the request; it may refer to the function's arguments: ``"payment:{request_id}"``.
-        ttl: seconds or timedelta for which the result is kept.
-        wait: what a call does while another one with its key runs. True (default): wait for its result; seconds or
-            timedelta: at most so long; False: raise AcquireTimeout.
-        fingerprint: what else must be the same in two calls with one key: ``"{amount}:{account}"``. None: nothing.
-        on_interrupted: "again" (default): when a run did not come to its end, the next call runs. "raise": it gets
-            RunInterrupted, for what must not happen twice; until ``ttl`` is over, or somebody deletes the mark.
-        codec: an object with ``dumps`` and ``loads``. Default: JSON.
-        lock_ttl: of the lock, which is renewed while the function runs: so long after a crash the next call goes on.
+        client: As for `once_per`.
+        key: The key of the request. It may refer to arguments of the function: ``"payment:{request_id}"``.
+        ttl: How long the result is kept: seconds or timedelta.
+        wait: How a call reacts to another one that runs with its key. True (default): wait for its result. Seconds or
+            timedelta: wait at most so long. False: raise AcquireTimeout immediately.
+        fingerprint: What else must be equal in two calls with one key: ``"{amount}:{account}"``. None: nothing.
+        on_interrupted: What the next call does after a run that did not end. "again" (default): run. "raise": raise
+            RunInterrupted until ``ttl`` is over or somebody deletes the mark; for work that must not happen twice.
+        codec: An object with ``dumps`` and ``loads``. Default: JSON.
+        lock_ttl: The ttl of the lock, renewed during the run: after a crash the next call goes on so much later.
 
     Raises:
-        TypeError, ValueError: at decoration, for bad arguments, or a field that is not an argument of the function.
+        TypeError, ValueError: At decoration: an argument is bad, or a field is not an argument of the function.
 
-    A call raises what the function, `AsyncLock.acquire` and `transaction` raise, and FingerprintMismatch,
-    RunInterrupted (see above), LeaseLost if it is not known that the result is kept, OutcomeUnknown as `once`. On
-    cancellation nothing is kept.
+    A call raises whatever the function raises, the errors of `AsyncLock.acquire` and `transaction`,
+    FingerprintMismatch, RunInterrupted, LeaseLost if it is not known whether the result is kept, and OutcomeUnknown as
+    for `once`. On cancellation nothing is kept.
 
     Example:
         ```python

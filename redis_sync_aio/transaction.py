@@ -63,53 +63,59 @@ async def transaction(
 ) -> Committed[T]:
     """Run ``body(tx)`` as a transaction: its writes are made together, and only if none of ``keys`` changed meanwhile.
 
-    The body reads (``await tx.get(...)``), calls ``tx.multi()``, and queues writes (``tx.set(...)``). When another
-    client changed one of the keys since it was watched, nothing is written and the whole body runs again, after a
-    pause. So a body must not do what cannot be done twice, other than through ``tx``.
+    The body reads (``await tx.get(...)``), calls ``tx.multi()``, and queues writes (``tx.set(...)``). If another client
+    changes one of the keys after it is watched, nothing is written, and the whole body runs again after a pause. A body
+    must therefore do nothing that cannot be done twice, except through ``tx``.
 
-    Guarantees: all writes or none; what was read was true at the moment of the writes; a body whose writes may have
-    been made never runs again (unless it is declared idempotent); no connection is left watching, whatever happens.
+    This is the optimistic locking of Redis (WATCH, MULTI, EXEC), with bounded retries.
+
+    Guarantees:
+
+    - All writes are made, or none.
+    - What the body read was true at the moment of the writes.
+    - A body whose writes may have been made never runs again, unless it is declared idempotent.
+    - No connection is left watching, whatever happens.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator` (its client is used).
-        body: a coroutine function of one argument, a `Transaction`.
-        keys: str or bytes, one at least: all keys that the body reads and that decide about its writes.
-        attempts: how often the body may run, 1 or more.
-        deadline: seconds or timedelta from the call after which no attempt begins any more, and none is waited for; an
-            attempt that runs then is finished. None: no such limit.
-        backoff: the pauses between attempts; default 1 ms, doubled up to 100 ms, with jitter.
-        idempotent: running the body again does no harm although its writes were made already. Then it does run again
-            when the answer to EXEC was lost.
-        exactly_once: find out by itself whether EXEC was executed when its answer was lost, and run the body again only
-            if it was not: a marker is written with the rest, and stays on the server for a minute. That takes up to
-            20 seconds while Redis is out of reach, also beyond ``deadline``; then OutcomeUnknown is raised after all.
-        escalate_after: after so many conflicts take a turn on these keys in a fair lock and keep it until the commit;
-            and take it immediately when another client has one. So contention costs a queue, not a storm of retries.
-            It needs the rights that locks need
-            ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
-            Every transaction that often writes these keys should use it, even one that meets no conflict: a turn does
-            not help against others, and the pauses go on. None: never.
+        client: A `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`, whose client is used.
+        body: A coroutine function of one argument, a [`Transaction`][redis_sync_aio.Transaction].
+        keys: All keys that the body reads and that decide about its writes: str or bytes, at least one.
+        attempts: How often the body may run, 1 or more.
+        deadline: Seconds or timedelta from the call. No attempt begins after that; an attempt that runs then is
+            finished. None: no limit.
+        backoff: The pauses between attempts. Default: 1 ms, doubled up to 100 ms, with jitter.
+        idempotent: A second run of the body does no harm although its writes were made already. The body then runs
+            again when the answer to EXEC was lost.
+        exactly_once: When the answer to EXEC was lost, find out whether EXEC was executed, and run the body again only
+            if it was not. A marker is written with the rest for that, and stays on the server for a minute. While Redis
+            is out of reach this takes up to 20 seconds, also beyond ``deadline``; then OutcomeUnknown is raised.
+        escalate_after: After so many conflicts, take a turn on these keys in a fair lock until the commit. If another
+            client has a turn, take one immediately. Contention then costs a queue instead of a storm of retries. All
+            transactions that often write these keys should use it: a turn does not help against the others. It needs
+            the rights of locks ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
+            None: never.
 
     Returns:
-        `Committed`: the body's value, the replies to the writes, and how many attempts and conflicts it took.
+        The value of the body, the replies to the writes, and how many attempts and conflicts it took.
 
     Raises:
-        Conflict: the keys were changed during each attempt, until attempts or time were used up. Nothing was written.
-        OutcomeUnknown: the answer to EXEC was lost, and nothing tells whether it was executed. Of an idempotent body
-            also when one of the other errors here ended a later run: that is its cause. With ``exactly_once`` when the
-            marker could not be read.
-        Unreachable, CommandRefused: Redis was out of reach before EXEC was sent, or refused a command. Nothing was
-            written. Without a ``deadline`` it is tried for 10 seconds (``retry_for`` of a `Coordinator`), and the
-            command in flight then ends by the client's ``socket_timeout`` (None: by no limit), or by
-            ``response_timeout`` of the `Coordinator`. PermissionDenied also if the user may not use MULTI or EXEC.
-        PartiallyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were
-            executed. Or all were, and a reply cannot be read (it is no text, say, for a client that decodes).
-        CoordinatorClosed, WrongContext: from waiting for its turn (``escalate_after``).
-        TransactionMisuse: the body did what cannot work (in a cluster: it used a key of another hash slot).
-        TypeError, ValueError: a bad argument (also: keys in several hash slots of a cluster); nothing was sent.
+        Conflict: The keys were changed during each attempt, until attempts or time were used up. Nothing was written.
+        OutcomeUnknown: The answer to EXEC was lost, and nothing tells whether it was executed. For an idempotent body
+            also when another of these errors ended a later run, which is then the cause.
+        Unreachable: Redis was out of reach before EXEC was sent. Nothing was written. Without a ``deadline`` it is
+            tried for 10 seconds (``retry_for`` of a `Coordinator`). The command in flight then ends by
+            ``socket_timeout`` of the client (None: no limit) or ``response_timeout`` of the `Coordinator`.
+        CommandRefused: Redis refused a command. Nothing was written. PermissionDenied if the user may not use MULTI or
+            EXEC.
+        PartiallyApplied: A queued command failed when it ran (for instance on a key of the wrong type), and the others
+            were executed. Or all were, and a reply cannot be read.
+        CoordinatorClosed, WrongContext: While it waited for its turn (``escalate_after``).
+        TransactionMisuse: The body did what cannot work, such as a read after ``multi()`` or, in a cluster, a key in
+            another hash slot.
+        TypeError, ValueError: An argument is bad, or the keys are in several hash slots of a cluster. Nothing was sent.
 
-    What the body raises comes out as it is; nothing was written in that run. If an earlier run of an idempotent
-    body may have been committed, the error has a note that says so.
+    An exception of the body propagates as it is, and nothing was written in that run. If an earlier run of an
+    idempotent body may have been committed, the exception has a note that says so.
 
     On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing. An earlier run of an
     idempotent body may have been committed before.
@@ -147,22 +153,23 @@ def watch_retry(
     exactly_once: bool = False,
     escalate_after: int | None = None,
 ) -> WatchRetry:
-    """Return a decorator for functions that are transactions, which is also a loop over attempts.
+    """Return a decorator that turns functions into transactions. The result is also a loop over attempts.
 
-    As a decorator: the function's first argument is the `Transaction`; callers leave it out, and get what it returns.
-    ``keys`` are text and may refer to the other arguments: ``"stock:{item}"``. (Double the braces of a hash tag there.)
-    It is not for methods, whose first argument is their object: use `transaction` or the loop inside those.
+    As a decorator: the first argument of the function is the [`Transaction`][redis_sync_aio.Transaction]. Callers leave
+    it out, and get the result of the function. ``keys`` are text and may refer to the other arguments:
+    ``"stock:{item}"``. (Double the braces of a hash tag.) Not for methods, whose first argument is their object: use
+    `transaction` or the loop inside them.
 
-    As a loop: ``async for attempt in watch_retry(...)`` and ``async with attempt as tx`` in it. EXEC follows at the end
-    of that block, and the loop ends when it was committed; ``attempt.committed`` tells the rest. Leave the block by its
-    end or by an error, not by ``return`` or ``break``. An error ends the transaction: let it leave the loop, or catch
-    it and ``break``. If the loop goes on after it, it raises TransactionMisuse, since nothing was written.
+    As a loop: write ``async for attempt in watch_retry(...)`` and in it ``async with attempt as tx``. EXEC follows at
+    the end of that block. The loop ends after a commit, and ``attempt.committed`` describes it. Leave the block by its
+    end or by an exception, not by ``return`` or ``break``. An exception ends the transaction: let it leave the loop, or
+    catch it and ``break``. A loop that goes on after one raises TransactionMisuse, since nothing was written.
 
-    Arguments, guarantees, errors and cancellation as in `transaction`.
+    Arguments, guarantees, errors and cancellation are those of [`transaction`][redis_sync_aio.transaction].
 
     Raises:
-        TypeError, ValueError: a bad argument; at decoration, when ``keys`` refer to something that is not an argument
-            of the function, or when it is no coroutine function.
+        TypeError, ValueError: An argument is bad. At decoration: ``keys`` refer to something that is not an argument of
+            the function, or the function is not a coroutine function.
 
     Example:
         ```python

@@ -320,7 +320,7 @@ def _connection_error_in(error: BaseException, tx: Transaction) -> SyncError | N
 
 
 class Attempt:
-    """One attempt, in the form of a loop: ``async with attempt as tx``. EXEC follows at the end of that block."""
+    """One attempt, in the form of a loop: ``async with attempt as tx``. EXEC follows at the end of the block."""
 
     def __init__(self, attempts: Attempts, tx: Transaction) -> None:
         self._attempts = attempts
@@ -328,12 +328,12 @@ class Attempt:
 
     @property
     def committed(self) -> Committed[None] | None:
-        """The known facts about the commit; None when this attempt was not committed."""
+        """The facts about the commit. None: this attempt was not committed."""
         return self._attempts.outcome
 
     @property
     def replies(self) -> Replies | None:
-        """The replies to the queued commands; None when it was not committed, or was and they are not known."""
+        """The replies to the queued commands. None: the attempt was not committed, or its replies are not known."""
         return None if self.committed is None else self.committed.replies
 
     async def __aenter__(self) -> Transaction:

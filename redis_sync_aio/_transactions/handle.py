@@ -70,10 +70,13 @@ class Transaction(AsyncCoreCommands):
     # -- for the body ----------------------------------------------------------------------------------
 
     async def watch(self, *names: Name) -> None:  # type: ignore[override]  # redis-py's types contradict each other
-        """Watch more keys, and from now on for certain all that were named before. One round trip.
+        """Watch more keys, together with all that were named before. One round trip.
 
-        Needed before something is read in another way than through this transaction. Raises TransactionMisuse after
-        `multi`, and for a key in another hash slot of a cluster; TypeError and ValueError for a bad name.
+        Needed before the body reads in another way than through this transaction.
+
+        Raises:
+            TransactionMisuse: It is called after `multi`, or for a key in another hash slot of a cluster.
+            TypeError, ValueError: A name is bad.
 
         On cancellation the transaction is over.
         """
@@ -87,10 +90,11 @@ class Transaction(AsyncCoreCommands):
         raise TransactionMisuse.unwatch()
 
     def multi(self) -> None:
-        """End the reading: commands are queued from now on, and executed together at the end of the body.
+        """End the reading. From now on commands are queued, and executed together at the end of the body.
 
-        Raises TransactionMisuse when it is called twice, or when nothing was read or watched before: then what
-        decides about the writes is older than the WATCH.
+        Raises:
+            TransactionMisuse: It was called before. Or nothing was read or watched yet, so that the data behind the
+                writes would be older than the WATCH.
         """
         self._check_reading("multi()")
         if self._busy:
@@ -100,9 +104,10 @@ class Transaction(AsyncCoreCommands):
         self._state = TransactionState.QUEUING
 
     def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
-        """Run a command now, or queue it after `multi`; every method of the client's commands ends here.
+        """Run a command now, or queue it after `multi`. Every command method of the client ends here.
 
-        Raises TransactionMisuse for a command that cannot be part of a transaction.
+        Raises:
+            TransactionMisuse: The command cannot be part of a transaction.
         """
         name = first_word(args[0]) if args else ""
         self._check_open(name)

@@ -16,14 +16,14 @@ class Committed(Generic[T]):
     """A transaction that was committed, and what it took.
 
     Attributes:
-        value: what the body returned; None in the form of a loop.
-        replies: the replies to the queued commands, in order, as the client gives them; None when ``recovered``.
-        attempts: how often the body ran, this time included.
-        conflicts: how often a watched key had been changed by others.
-        elapsed: seconds from the call to the commit.
-        escalated: it had to take its turn (``escalate_after``).
-        recovered: the answer to EXEC was lost, and the marker told that it was executed (``exactly_once``). Whether a
-            command failed when it ran is not known then.
+        value: The result of the body. None in the form of a loop.
+        replies: The replies to the queued commands, in order, as the client gives them. None if ``recovered``.
+        attempts: How often the body ran, the last time included.
+        conflicts: How often others had changed a watched key.
+        elapsed: Seconds from the call to the commit.
+        escalated: Whether it took a turn (``escalate_after``).
+        recovered: Whether the answer to EXEC was lost and the marker told that it was executed (``exactly_once``). It
+            is not known then whether a command failed when it ran.
     """
 
     value: T
