@@ -63,29 +63,35 @@ class _Parties(Gate):
 class AsyncBarrier:
     """An `asyncio.Barrier` for all processes: ``parties`` tasks wait for each other, and pass together.
 
-    Guarantees: nobody passes before all parties have come; they pass by one command, that of the last one, and one push
-    to each. Then the barrier can be used again. A party that is cancelled, or whose timeout is over, leaves, and the
-    others need one more. A party that dies while it waits, or is cut off for ``ttl`` seconds, breaks the barrier: all
-    that wait, and all that come later, get BrokenBarrierError, until `reset`. So no party waits forever for one that
-    has died; for one that never came it does, so give `wait` a timeout.
+    It is the `CyclicBarrier` of java.util.concurrent, across processes. Other than there, a party that is cancelled or
+    times out does not break the barrier.
 
-    A party that died less than ``ttl`` ago still counts, if the others come within that time. When the server is
-    replaced or restarts (a failover, a slot that moves), a party cannot know whether it was counted, so it gets the
-    same error; the barrier is not broken for those that come then.
+    Guarantees:
 
-    Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: as of `AsyncSemaphore`; a barrier and a lock of one name have nothing to do with each other.
-        parties: how many wait for each other, 1 to 1000; the same in all processes.
-        ttl: seconds or timedelta, 0.01 to ten years, within which the death of a party is noticed. For a party that
-            polls it is 2 seconds at least, or four of its longest pauses. Each process asks again in a third of it, so
-            an event loop that stalls for longer than ``ttl`` breaks the barrier, too.
-        engine: as `AsyncLock`.
+    - Nobody passes before all parties have come. The command of the last one lets all pass, by one push to each. Then
+      the barrier can be used again.
+    - A party that is cancelled, or whose timeout is over, leaves, and the others need one more.
+    - A party that dies while it waits, or is cut off for ``ttl``, breaks the barrier: all that wait, and all that come
+      later, get BrokenBarrierError until `reset`.
 
-    Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+    A party that died less than ``ttl`` ago still counts if the others come within that time. Nobody notices a party
+    that never came, so give `wait` a timeout. When the server is replaced or restarts (a failover, a slot that moves),
+    a party cannot know whether it was counted and gets BrokenBarrierError, but the barrier is not broken for those that
+    come then.
 
     Each call costs one round trip, and O(parties * log parties) on the server.
+
+    Args:
+        client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
+        name: As for `AsyncLock`. A barrier and a lock of the same name are independent.
+        parties: How many wait for each other, 1 to 1000; the same in all processes.
+        ttl: How soon the death of a party is noticed: seconds or timedelta, 0.01 to ten years. At least 2 seconds, or
+            four of its longest pauses, for a party that polls. Each process reports in a third of it, so an event loop
+            that stalls for longer than ``ttl`` breaks the barrier, too.
+        engine: As for `AsyncLock`.
+
+    Raises:
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -116,56 +122,67 @@ class AsyncBarrier:
         self._parties = _Parties(client, name, parties, ttl, engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> int:
-        """Wait until all parties have come, and return this one's rank: 0 for the first, up to ``parties - 1``.
+        """Wait until all parties have come, and return the rank of this one: 0 for the first, up to ``parties - 1``.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: pass as the last party, or not at all; None: forever.
+            timeout: How long to wait: seconds or timedelta. 0: pass as the last party, or not at all. None: forever.
 
         Raises:
-            BrokenBarrierError: a party died, or `abort` or `reset` was called, while this one waited or before.
-            AcquireTimeout: the others did not come in time (a `TimeoutError`). This party has left.
-            LimitMismatch: others wait with another number of parties.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
-            TypeError, ValueError: a bad timeout; nothing was sent.
+            BrokenBarrierError: A party died, or `abort` or `reset` was called, before or while this one waited.
+            AcquireTimeout: The others did not come in time, and this party has left. It is also a `TimeoutError`.
+            LimitMismatch: Others wait with another number of parties.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: The timeout is bad. Nothing was sent.
 
-        On cancellation the party leaves, without delaying the cancellation. If all had come by then, the others pass;
-        so they do if the last one came just when the timeout of this one was over.
+        On cancellation the party leaves, without delaying the cancellation. If all parties had come by then, the others
+        pass. The same is true if the last one came just when the timeout of this one ended.
         """
         return await self._parties.wait(timeout) % self.parties
 
     async def abort(self) -> None:
-        """Break it: all that wait, and all that come, get BrokenBarrierError until `reset`.
+        """Break the barrier: all that wait, and all that come, get BrokenBarrierError until `reset`.
 
-        Raises Unreachable (it may or may not be broken), CommandRefused, CoordinatorClosed, WrongContext as
-        `AsyncLock.acquire`. On cancellation it goes on in the background. The server remembers it for a day at least.
+        The server remembers it for a day at least.
+
+        Raises:
+            Unreachable: There was no answer. The barrier may or may not be broken.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the command goes on in the background.
         """
         await self._parties.end(broken=True)
 
     async def reset(self) -> None:
-        """Make it as new: all that wait get BrokenBarrierError, and all that come later wait for each other.
+        """Make the barrier as new. All that wait get BrokenBarrierError; all that come later wait for each other.
 
-        Raises as `abort`. On cancellation it goes on in the background.
+        Raises:
+            Unreachable: There was no answer. The barrier may or may not be reset.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the command goes on in the background.
         """
         await self._parties.end(broken=False)
 
     async def n_waiting(self) -> int:
-        """Return how many parties wait, as the server knows.
+        """Return how many parties wait on the server.
 
-        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`. On cancellation the
-        answer is ignored.
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the reply is ignored.
         """
         return (await self._parties.state())[0]
 
     async def broken(self) -> bool:
-        """Return whether it is broken, as the server knows; errors and cancellation as in `n_waiting`.
+        """Return whether the barrier is broken. Errors and cancellation are those of `n_waiting`.
 
-        A party that has died breaks it when the others notice, or the next one comes.
+        A party that has died breaks the barrier when the others notice it, or when the next one comes.
         """
         return (await self._parties.state())[1]
 
     @property
     def parties(self) -> int:
-        """How many parties it needs."""
+        """The number of parties."""
         return self._parties.whole
 
     @property

@@ -23,30 +23,31 @@ BELOW = 10**16
 class FenceGate:
     """Remembers the highest fence that was used for a resource, and refuses older ones.
 
-    Guarantee: when `accept` returns, no older fence is accepted any more. So a holder that was overtaken (its process
-    was paused beyond its lease, say) is refused as soon as the next holder has passed the gate.
+    Guarantee: when `accept` returns, no older fence is accepted any more. A holder that was overtaken, for instance
+    because its process was paused beyond its lease, is refused as soon as the next holder has passed the gate.
 
-    Between the answer of `accept` and the use of the resource there is a moment in which a later holder may pass, too.
-    A resource that compares fences itself, in the same step as it writes (for SQL see
-    [Fencing](https://redis-sync-aio.github.io/redis-sync-aio/guides/fencing/)), has no such moment and needs no
-    gate. The gate is for those that cannot, and for many small resources under one name.
+    Prefer a resource that compares fences itself, in the same step as it writes, and needs no gate
+    ([Fencing](https://redis-sync-aio.github.io/redis-sync-aio/guides/fencing/) has the SQL). With a gate, a later
+    holder may pass between the answer of `accept` and the use of the resource. The gate is for resources that cannot
+    compare fences, and for many small resources under one name.
 
-    A gate is forgotten when it was not passed for ``ttl``. That is harmless as long as no holder is paused for longer:
-    fences are times in microseconds, so a later writer brings a greater one, unless it slept all the time.
+    Limits:
 
-    It is for what one holds at a time. Of a semaphore with several permits it refuses rightful holders: all but the one
-    with the highest fence, which with ``share=True`` need not be the latest
-    ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
+    - A gate is forgotten when nobody passed it for ``ttl``. That is harmless unless a holder is paused for longer:
+      fences are times in microseconds, so a later writer brings a greater one.
+    - It is for a lock with one holder at a time. For a semaphore with several permits it refuses rightful holders.
+    - It needs scripts. Where they are not allowed, `accept` raises CommandRefused.
 
-    It needs scripts: where there are none, or not for this user, `accept` raises CommandRefused.
+    Fencing tokens are described by Kleppmann, ["How to do distributed
+    locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: name of the resource; it may be that of the lock. As for `AsyncLock`.
-        ttl: seconds or timedelta for which the highest fence is remembered after it was last accepted. Default 7 days.
+        client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
+        name: The name of the resource, as for `AsyncLock`. It may be that of the lock.
+        ttl: How long the highest fence is remembered after it was last accepted: seconds or timedelta. Default: 7 days.
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -66,22 +67,22 @@ class FenceGate:
         self._ttl_ms = ttl_ms(ttl)
 
     async def accept(self, fence: int | Lease) -> None:
-        """Pass the gate, or be refused because a later holder has passed it. One round trip.
+        """Pass the gate, or raise StaleFence if a later holder has passed it. One round trip.
 
         The same fence may pass any number of times.
 
         Args:
-            fence: a lease, or its fence. Of an `AsyncMultiLock` the fence of the lock that protects the resource, as in
-                ``lease.fences["a"]``: the fences of several locks are in no order.
+            fence: A lease, or its fence: an integer between 0 and 10^16, both excluded. For an `AsyncMultiLock` the
+                fence of the lock that protects the resource, as in ``lease.fences["a"]``: fences of different locks are
+                in no order.
 
         Raises:
-            StaleFence: a higher fence was accepted before. Nothing was changed.
-            TypeError, ValueError: a lease over several locks, or not a fence (a whole number between 0 and 10^16, both
-                excluded).
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`. After Unreachable the
-                fence may or may not have been accepted.
+            StaleFence: A higher fence was accepted before. Nothing was changed.
+            TypeError, ValueError: The argument is a lease over several locks, or not a fence.
+            Unreachable: There was no answer. The fence may or may not have been accepted.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
 
-        On cancellation the fence may or may not have been accepted, too; asking again does no harm.
+        On cancellation the fence may or may not have been accepted. Asking again does no harm.
         """
         number = _fence(fence)
         highest = int(await self._ask(b"%016d" % number))
@@ -89,7 +90,7 @@ class FenceGate:
             raise StaleFence(name=self.name, fence=number, highest=highest)
 
     async def highest(self) -> int | None:
-        """Return the highest fence accepted, None if none is remembered. One round trip; errors as in `accept`."""
+        """Return the highest fence accepted, or None if none is remembered. One round trip; errors as for `accept`."""
         found = await self._ask(b"")
         return int(found) if found else None
 

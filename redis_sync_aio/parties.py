@@ -25,27 +25,31 @@ A_DAY = 86_400.0
 class AsyncEvent:
     """An `asyncio.Event` for all processes: tasks wait until one of them sets it.
 
-    Guarantees: one `set` wakes everybody that waits then, in all processes, by one push to each, and every later
-    `wait` returns until `clear`. A `set` that came before the `wait` is seen. A waiter that was in the queue when the
-    event was set gets through, even if the event is cleared immediately after, or if the waiter's connection was cut at
-    that moment, for a minute at most. A command that is repeated because its answer was lost has one effect: a late
-    copy of a `set` does not undo a `clear` that came after it. A waiter that is cancelled, or dies, leaves nothing
-    behind. (After a failover, waiters queue again.)
+    Guarantees:
 
-    The server keeps it, so it stays set when the process that set it has ended. A server that restarts without its data
-    has forgotten that: waiters go on waiting, so a process that knows better has to set it again.
+    - One `set` wakes everybody that waits then, in all processes, by one push to each. Every later `wait` returns
+      immediately until `clear`.
+    - A waiter that was in the queue at the `set` gets through, even if the event is cleared immediately after. If its
+      connection was cut at that moment, this holds for a minute.
+    - A repeated command, whose answer was lost, has one effect: a late copy of a `set` does not undo a later `clear`.
+    - A waiter that is cancelled, or dies, leaves nothing behind.
+
+    The server keeps the event, so it stays set when the process that set it has ended. A server that restarts without
+    its data forgets it, and waiters go on waiting: a process that knows better has to set it again. After a failover,
+    waiters queue again.
+
+    Each call costs one round trip, and O(log waiters) on the server. `set` costs that for each waiter.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: as of `AsyncSemaphore`; an event and a lock of one name have nothing to do with each other.
-        lasts: seconds or timedelta, 0.01 to ten years, for which the server remembers at least that it was set (and an
-            hour at least; at most two and a half times as long). Then it counts as never set. None: until `clear`.
-        engine: as `AsyncLock`.
+        client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
+        name: As for `AsyncLock`. An event and a lock of the same name are independent.
+        lasts: How long, at least, the server remembers that it was set: seconds or timedelta, 0.01 to ten years. In any
+            case an hour, and at most two and a half times as long. After that it counts as never set. None: until
+            `clear`.
+        engine: As for `AsyncLock`.
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
-
-    Each call costs one round trip, and O(log waiters) on the server; `set` costs that for each waiter.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -69,15 +73,15 @@ class AsyncEvent:
         self._gate = Gate(client, name, "event", 1, engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> Literal[True]:
-        """Wait until it is set, and return True; immediately if it is set already.
+        """Wait until the event is set, and return True. Return immediately if it is set already.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
 
         Raises:
-            AcquireTimeout: it was not set in time (a `TimeoutError`).
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
-            TypeError, ValueError: a bad timeout; nothing was sent.
+            AcquireTimeout: The event was not set in time. It is also a `TimeoutError`.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: The timeout is bad. Nothing was sent.
 
         On cancellation the waiter leaves the queue, without delaying the cancellation.
         """
@@ -85,25 +89,34 @@ class AsyncEvent:
         return True
 
     async def set(self) -> None:
-        """Set it: all waiters go on. If it is set already, ``lasts`` begins again.
+        """Set the event: all waiters go on. If it is set already, ``lasts`` begins again.
 
-        Raises Unreachable (it may or may not be set), CommandRefused, CoordinatorClosed, WrongContext as
-        `AsyncLock.acquire`. On cancellation it goes on in the background.
+        Raises:
+            Unreachable: There was no answer. The event may or may not be set; set it again.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the command goes on in the background.
         """
         await self._gate.count_down(1, self._lasts_ms)
 
     async def clear(self) -> None:
-        """Make it unset, so that `wait` waits. Tasks that waited when it was set go on all the same.
+        """Reset the event, so that `wait` waits. Tasks that waited when it was set go on all the same.
 
-        Raises as `set`. On cancellation it goes on in the background.
+        Raises:
+            Unreachable: There was no answer. The event may or may not be cleared.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the command goes on in the background.
         """
         await self._gate.count_down(0, HOUR_MS)
 
     async def is_set(self) -> bool:
-        """Return whether it is set, as the server knows.
+        """Return whether the server has the event as set.
 
-        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`. On cancellation the
-        answer is ignored.
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the reply is ignored.
         """
         return await self._gate.count() == 0
 
@@ -117,31 +130,35 @@ class AsyncEvent:
 
 
 class AsyncCountDownLatch:
-    """A latch for all processes: tasks wait until it was counted down to 0, by any of them. Then it stays open.
+    """A latch for all processes: tasks wait until any of them have counted it down to 0. Then it stays open.
 
-    Guarantees: each `count_down` counts exactly once, also if its answer was lost and the command is repeated; a call
-    with an ``identity`` counts once however often it is made, by any process. The last count wakes all waiters, in all
-    processes, by one push to each, and every later `wait` returns. A waiter that is cancelled, or dies, leaves nothing
-    behind.
+    It is the `CountDownLatch` of java.util.concurrent, across processes.
 
-    It counts work that is done, so it does not notice a worker that dies: give `wait` a timeout, and let the worker's
-    successor count with the same identity. `AsyncBarrier` notices.
+    Guarantees:
+
+    - Each `count_down` counts exactly once, even if its answer was lost and the command is repeated.
+    - An ``identity`` counts once, however often and from whichever process it is counted.
+    - The last count wakes all waiters, in all processes, by one push to each. Every later `wait` returns immediately.
+    - A waiter that is cancelled, or dies, leaves nothing behind.
+
+    A latch counts work that is done, so it does not notice a worker that dies. Give `wait` a timeout, and let the
+    successor of the worker count with the same identity. An [`AsyncBarrier`][redis_sync_aio.AsyncBarrier] notices.
+
+    Each call costs one round trip, and O(log waiters + log counts) on the server. The last `count_down` costs that for
+    each waiter.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: as of `AsyncSemaphore`. A latch opens once, so each piece of work has a name of its own ("import:17").
-        count: where it starts, 1 to 1,000,000,000; the same in all processes. The server takes it from the first
+        client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
+        name: As for `AsyncLock`. A latch opens once, so give each piece of work a name of its own ("import:17").
+        count: Where it starts, 1 to 1,000,000,000; the same in all processes. The server takes it from the first
             `count_down`.
-        lasts: seconds or timedelta, 0.01 to ten years, for which the server remembers it at least after the latest
-            `count_down` (and an hour at least; at most two and a half times as long). Then it is a new latch. Default:
-            a day. A server that restarts without its data forgets it immediately.
-        engine: as `AsyncLock`.
+        lasts: How long, at least, the server remembers it after the latest `count_down`: seconds or timedelta, 0.01 to
+            ten years. In any case an hour, and at most two and a half times as long. After that it is a new latch.
+            Default: a day. A server that restarts without its data forgets it immediately.
+        engine: As for `AsyncLock`.
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
-
-    Each call costs one round trip, and O(log waiters + log counts) on the server; the last `count_down` costs that for
-    each waiter.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -171,12 +188,12 @@ class AsyncCountDownLatch:
         """Wait until the count is 0.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
 
         Raises:
-            AcquireTimeout: it did not get there in time (a `TimeoutError`).
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
-            TypeError, ValueError: a bad timeout; nothing was sent.
+            AcquireTimeout: The count did not reach 0 in time. It is also a `TimeoutError`.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: The timeout is bad. Nothing was sent.
 
         On cancellation the waiter leaves the queue, without delaying the cancellation.
         """
@@ -186,22 +203,27 @@ class AsyncCountDownLatch:
         """Count down by ``n``, to 0 at the least, and return the count that is left. At 0 all waiters go on.
 
         Args:
-            n: by how much, 1 to 1,000,000,000.
-            identity: a name for this count, such as the part of the work that is done: it counts once, as long as the
-                latch is remembered, also if several processes say so. None: each call counts.
+            n: By how much, 1 to 1,000,000,000.
+            identity: A name for this count, such as the part of the work that is done. It counts once as long as the
+                latch is remembered, even if several processes count it. None: each call counts.
 
-        Raises Unreachable (it may or may not have counted: only with an identity it may be called again),
-        CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`; TypeError, ValueError for a bad
-        argument. On cancellation it goes on in the background.
+        Raises:
+            Unreachable: There was no answer. It may or may not have counted. Call it again only with an identity.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: An argument is bad. Nothing was sent.
+
+        On cancellation the command goes on in the background.
         """
         name = None if identity is None else encode(self._client, identity, "identity")
         return await self._gate.count_down(permits(n, "n"), self._lasts_ms, name)
 
     async def count(self) -> int:
-        """Return the count that is left, as the server knows.
+        """Return the count that is left on the server.
 
-        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`. On cancellation the
-        answer is ignored.
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the reply is ignored.
         """
         return await self._gate.count()
 

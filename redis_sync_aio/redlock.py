@@ -31,34 +31,34 @@ __all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
 
 
 class RedlockLease(Lease):
-    """One lease on a majority of servers: what `AsyncRedlock.acquire` returns.
+    """One lease on a majority of servers: the result of `AsyncRedlock.acquire`.
 
-    It is held as long as a majority holds it, less what their clocks may be fast. ``fence`` rises from one lease to the
-    next whichever servers gave it. ``token`` has the tokens of all servers that gave it, separated by spaces.
+    It is held as long as a majority holds it, less the allowance for fast clocks. ``fence`` rises from one lease to the
+    next, whichever servers granted it. ``token`` has the tokens of all servers that granted it, separated by spaces.
     """
 
     def __init__(self, grant: RedlockGrant) -> None:
-        """Show ``grant``."""
+        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
         super().__init__(grant)
         self._group = grant.lease_group
 
     @property
     def held_on(self) -> int:
-        """On how many servers it is held, as far as is known here."""
+        """The number of servers that hold it, as far as this process knows."""
         return len(self._group.held())
 
     def transaction(self) -> GuardedTransaction:
-        """Raise TransactionMisuse: no server could compare the token and write in one step, for all."""
+        """Raise TransactionMisuse: no server can compare the token and write in one step for all of them."""
         raise TransactionMisuse.several_servers(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class RedlockStatistics:
-    """The state of the lock on each server, in their order; not one moment for all.
+    """The state of the lock on each server, in their order. The servers are not asked at one moment.
 
     Attributes:
-        servers: for each what it says; None: it did not answer in time.
-        quorum: how many of them have to hold it.
+        servers: The statistics of each server. None: it did not answer in time.
+        quorum: How many servers have to hold the lock.
     """
 
     servers: tuple[LockStatistics | None, ...]
@@ -66,44 +66,50 @@ class RedlockStatistics:
 
     @property
     def locked(self) -> bool:
-        """Whether nobody could have it now: fewer servers than the quorum say that it is free."""
+        """Whether nobody could get the lock now: fewer servers than the quorum say that it is free."""
         return Majority.free_on(self.servers) < self.quorum
 
 
 class AsyncRedlock(LeaseContext[RedlockLease]):
-    """One lock on n independent servers. It goes on while a minority of them is down, hung, or has lost its data.
+    """One lock on n independent servers, which goes on while a minority of them is down, hung, or has lost its data.
 
-    The algorithm is that of Redlock (redis.io, "Distributed Locks with Redis"): ask all together, each with little time
-    for its answer; it is acquired if n // 2 + 1 of them grant it and their leases have not ended meanwhile; else give
-    all back. Three things are added. A request that has to wait stands in the queue of the first server that answers,
-    which wakes it; it does not try again at random. So the order is that of arrival while the same server answers to
-    all. Leases are renewed, servers that do not hold it are asked again, and the body is cancelled when there is no
-    majority any more. And there is a fence: the greatest that was granted is raised on the others before `acquire`
-    returns. (One that is more than 10 seconds ahead of a majority is not used: that server's clock is wrong.)
+    The algorithm is Redlock (S. Sanfilippo, "Distributed Locks with Redis", redis.io): ask all servers together, each
+    with little time for its answer. The lock is acquired if n // 2 + 1 of them grant it and their leases have not ended
+    meanwhile; otherwise everything is given back. Three things are added:
 
-    Guarantees: there is never more than one holder, by the clocks of a majority of servers, as long as these run at the
-    same speed (1 % and 2 ms of a ttl are allowed for) and no server forgets a lease before its end. One that is
-    restarted without its data may do so: let it stay away for the longest ttl, and for 10 seconds at least, or keep its
-    data (appendfsync always). For what else a paused process can do there is the fence, which then always rises.
+    - A request that has to wait stands in the queue of the first server that answers, which wakes it. There are no
+      random retries, so the order is that of arrival while the same server answers to all.
+    - Leases are renewed, servers that do not hold the lock are asked again, and the body is cancelled when there is no
+      majority any more.
+    - There is a fence. The greatest that was granted is raised on the other servers before `acquire` returns. (A fence
+      that is more than 10 seconds ahead of a majority is not used: the clock of that server is wrong.)
+
+    Guarantee: there is never more than one holder by the clocks of a majority of servers, under two conditions. The
+    clocks run at the same speed (1 % and 2 ms of a ttl are allowed for). And no server forgets a lease before its end:
+    let a server that lost its data stay away for the longest ttl and at least 10 seconds, or keep the data
+    (``appendfsync always``). A paused process is not excluded, as with any lock (Kleppmann, ["How to do distributed
+    locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016): let the resource check
+    [`fence`][redis_sync_aio.Lease.fence].
 
     On each server it is the same lock as ``AsyncLock(client, name)``, and as that of a Redlock client in any language.
 
     Args:
-        clients: of each server a `redis.asyncio.Redis`, or a `Coordinator` of one, in the same order everywhere. Three
-            or five servers that are no replicas of each other. (With an even number one more has to answer, and no
-            more may fail.)
-        name: as for `AsyncLock`; the same on all servers.
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew: renew leases in the background, for as long as they are held.
-        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
-        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
-        engine: "auto" (default), "lua" or "watch": how each server decides, as for `AsyncLock`.
-        answer_within: seconds (or timedelta), more than 0, that a server has to answer; short against ``ttl``. One that
-            does not answer delays `acquire` and `release` by that, until it is known to be out of reach.
+        clients: For each server a `redis.asyncio.Redis`, or a `Coordinator` of one, in the same order everywhere. Use
+            three or five servers that are not replicas of each other. An even number needs one more answer and
+            tolerates no more failures.
+        name: As for `AsyncLock`; the same on all servers.
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years.
+        auto_renew: As for `AsyncLock`.
+        max_hold: As for `AsyncLock`.
+        on_lost: As for `AsyncLock`.
+        engine: As for `AsyncLock`, on each server.
+        answer_within: How long a server may take to answer: seconds or timedelta, more than 0, short compared with
+            ``ttl``. A server that does not answer delays `acquire` and `release` by that until it is known to be out of
+            reach.
 
     Raises:
-        TypeError, ValueError: a bad argument (also: fewer than two clients, or one twice); nothing was sent. That two
-            clients lead to one server is found out, and refused, by `acquire`.
+        TypeError, ValueError: An argument is bad (also: fewer than two clients, or one of them twice). Nothing was
+            sent. `acquire` finds out, and refuses, that two clients lead to one server.
 
     Example:
         ```python
@@ -142,22 +148,22 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     # -- acquiring -------------------------------------------------------------------------------------
 
     async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> RedlockLease:
-        """Wait for a majority and return one lease over it. Two round trips when it is free.
+        """Wait for a majority and return one lease over it. Two round trips if the lock is free.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
-            ttl: for this lease, instead of the lock's own.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            ttl: The ttl of this lease. None: the ttl of this lock.
 
         Raises:
-            AcquireTimeout: others held it for too long.
-            Unreachable: no majority answered within ``retry_for`` of the first coordinator, or ``timeout``; or the
-                clocks of those that did are more than 10 seconds apart, so that no fence would be sure to rise.
-            CommandRefused: so many servers answered with an error that the others are no majority.
-            CoordinatorClosed, WrongContext: a coordinator cannot be used, or was closed meanwhile.
-            TypeError, ValueError: a bad argument; or (ValueError) two clients lead to one server. Nothing was acquired.
+            AcquireTimeout: Others held the lock for all of ``timeout``.
+            Unreachable: No majority answered within ``timeout``, or within ``retry_for`` of the first coordinator. Or
+                the clocks of those that did are more than 10 seconds apart, so that no fence would be sure to rise.
+            CommandRefused: So many servers answered with an error that the others are no majority.
+            WouldDeadlock: A body of this task holds the lock.
+            CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: An argument is bad, or two clients lead to one server. Nothing was acquired.
 
-        On cancellation, and when it raises, everything that was acquired is given back and whatever else a server did
-        is undone, in the background.
+        On cancellation, and after an error, everything that was acquired is given back in the background.
         """
         within = timeout_seconds(timeout)
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
@@ -174,10 +180,10 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         return self._not_in_time(within) if grant is None else grant
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> RedlockLease | None:
-        """Return a lease, or None when it is taken or somebody waits for it. Two round trips.
+        """Return a lease, or None if the lock is taken or somebody waits for it. Two round trips.
 
-        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised, and Unreachable and
-        CommandRefused after one attempt. Two callers that try at the same moment may both get None.
+        Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout; Unreachable and
+        CommandRefused are raised after one attempt. Two callers that try at the same moment may both get None.
         """
         grant = await self._followed(partial(self._try, ttl), waits=False)
         return None if grant is None else RedlockLease(grant)
@@ -193,10 +199,8 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     ) -> Hold[RedlockLease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
-        Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now.
-
-        Leaving the body raises, in this order of precedence: the body's own exception, a cancellation from
-        outside, LeaseLost, the error of the release.
+        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the lock. The end of the
+        body raises as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
         """
         self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
         return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl), on_lost)
@@ -204,37 +208,49 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     # -- releasing and looking -------------------------------------------------------------------------
 
     async def release(self) -> None:
-        """Release the lease of it that the current task acquired, as `AsyncLock.release`.
+        """Release the lease of this lock that the current task acquired, as `AsyncLock.release`.
 
         Raises:
-            NotHeld: there is none, or it is another living task's.
-            LeaseLost: it was lost before. Unreachable, CommandRefused: of so many servers that the others are no
-                majority; it is released there as soon as they answer, or ends with its ttl.
+            NotHeld: There is none, or a living task acquired it.
+            LeaseLost: The lease was lost before.
+            Unreachable, CommandRefused: On so many servers that the others are no majority. They release as soon as
+                they answer; otherwise the lease ends with its ttl.
 
         On cancellation the release goes on in the background.
         """
         await to_release(LeaseGroup.shares_of(self._majority.key()), self.name).release()
 
     async def force_release(self) -> int:
-        """Take the lock away from its holder, on all servers that answer; return on how many it was held.
+        """Take the lock away from its holder on all servers that answer, and return on how many it was held.
 
-        As `AsyncLock.force_release` on each. Raises Unreachable when no majority answers: it may have happened or not.
-        Also CoordinatorClosed, WrongContext.
+        Each server does what `AsyncLock.force_release` says.
+
+        Raises:
+            Unreachable: No majority answered. The lock may or may not have been taken away.
+            CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
         """
         majority = self._majority
         answers = await asyncio.gather(*(majority.answer(lock.force_release()) for lock in self._locks))
         return sum(majority.most(answers))
 
     async def locked(self) -> bool:
-        """Return `RedlockStatistics.locked`. Raises Unreachable when no majority answers; else as `statistics`."""
+        """Return `RedlockStatistics.locked`. One round trip.
+
+        Raises:
+            Unreachable: No majority answered.
+            CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+        """
         found = await self.statistics()
         self._majority.most(found.servers)
         return found.locked
 
     async def statistics(self) -> RedlockStatistics:
-        """Return what each server knows, as far as it answers in time. One round trip.
+        """Return the state on each server that answers in time. One round trip.
 
-        Raises CoordinatorClosed, WrongContext. On cancellation the answers are ignored.
+        Raises:
+            CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation the replies are ignored.
         """
         return RedlockStatistics(tuple(await self._majority.statistics()), self._majority.quorum)
 

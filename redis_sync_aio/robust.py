@@ -20,28 +20,29 @@ __all__ = ["AsyncRobustLock", "RobustLease"]
 
 
 class AsyncRobustLock(LockBase[RobustLease]):
-    """A lock that keeps a record of the work, so that a crashed holder's successor learns how far it got.
+    """A lock that keeps a record of the work, so that the next holder learns how far a crashed one got.
 
-    Guarantees: those of `AsyncLock`, and one more. A holder whose predecessor ended without a clean release finds what
-    that one left behind (`RobustLease.abandoned`): its progress, and the undo steps that it had recorded.
+    Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock], and one more. A holder whose predecessor ended without
+    a clean release finds what that one left behind: its progress, and the undo steps that it had recorded
+    ([`RobustLease.abandoned`][redis_sync_aio.RobustLease.abandoned]).
 
-    An acquisition takes one round trip more than that of an `AsyncLock`, and raises LeaseLost if the lock was lost
-    within that. Use this class for all locks of the name: an `AsyncLock` excludes them as ever, but neither reads nor
-    changes the record. Of several leases of one identity the one that acquired last records; the others get
-    StaleWriter. `force_release` leaves the record, so the next holder finds it abandoned.
+    An acquisition takes one round trip more than that of an `AsyncLock`. It raises LeaseLost if the lock is lost within
+    that. Use this class for all locks of the name: an `AsyncLock` of the same name excludes them, but neither reads nor
+    changes the record. If one identity has several leases, the latest records and the others get StaleWriter.
+    `force_release` leaves the record, so the next holder finds it abandoned.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: the key that holds the holder's token, as for `AsyncLock`.
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever.
-        auto_renew: renew leases in the background, for as long as they are held.
-        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
-        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
-        engine: "auto" (default) and "lua" are the same here: a robust lock needs scripts on the server, and raises
-            CommandRefused where they are not allowed. "watch" is refused with ValueError.
+        client: As for `AsyncLock`.
+        name: As for `AsyncLock`.
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever.
+        auto_renew: As for `AsyncLock`.
+        max_hold: As for `AsyncLock`.
+        on_lost: As for `AsyncLock`.
+        engine: "auto" (default) or "lua": a robust lock needs scripts on the server. It raises CommandRefused where
+            they are not allowed, and ValueError for "watch".
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python

@@ -48,11 +48,11 @@ class Abandoned:
     """The work that the last holder of a robust lock left behind when it ended without a clean release.
 
     Attributes:
-        token: the token of that holder (it begins with its host and process), or its identity.
-        fence: the fence of its lease.
-        at: when it last wrote its record, by the server's clock: when it got the lock, or recorded something.
-        progress: what was recorded last, by it or by an abandoned holder before it; None if nothing was.
-        steps: the names of the recorded undo steps that were not run, in order.
+        token: The token of that holder, which begins with its host and process; or its identity.
+        fence: The fence of its lease.
+        at: When it last wrote its record, by the server's clock: when it got the lock, or recorded something.
+        progress: The progress that was recorded last, by it or by an abandoned holder before it. None: nothing was.
+        steps: The names of the recorded undo steps that were not run, in order.
     """
 
     token: str

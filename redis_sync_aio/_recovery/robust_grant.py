@@ -41,50 +41,53 @@ class RobustGrant(Grant):
 
 
 class RobustLease(Lease):
-    """A lease of an `AsyncRobustLock`: it keeps a record, which outlives it if it ends without a clean release.
+    """A lease of an `AsyncRobustLock`. Its record outlives it if it ends without a clean release.
 
-    It has everything that a `Lease` has, and `abandoned`, `progress`, `record`, `compensate` and `clear_record`.
+    It is a [`Lease`][redis_sync_aio.Lease] and has all that a lease has.
     """
 
     def __init__(self, grant: RobustGrant) -> None:
-        """Show ``grant``."""
+        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
         super().__init__(grant)
         self._robust = grant
 
     @property
     def abandoned(self) -> Abandoned | None:
-        """The work that the last holder left behind; None if it ended by a clean release.
+        """The work that the last holder left behind. None: it ended by a clean release.
 
-        A release is not clean when the body of ``async with`` ends by an exception, when undo steps are left, or when
+        A release is not clean in three cases: the body of ``async with`` ended by an exception, undo steps are left, or
         another lease of the same identity has adopted the record since.
-        It is what was found at the grant, and does not change. If the same identity acquires the lock again, what this
-        lease has recorded since is found under `progress`.
+
+        The value is what was found at the grant, and does not change. If the same identity acquires the lock again,
+        that lease finds under `progress` what this one has recorded since.
         """
         record = self._robust.record
         return None if record is None else record.abandoned
 
     @property
     def progress(self) -> dict[str, Json] | None:
-        """The progress that was recorded last, by this lease or by an abandoned one before it; None if nothing was."""
+        """The progress that was recorded last, by this lease or by an abandoned one before it. None: none was."""
         record = self._robust.record
         return None if record is None else record.progress
 
     async def record(self, progress: Mapping[str, object]) -> None:
         """Record how far the work has come, so that the next holder knows if this one ends without a release.
 
-        It replaces what was recorded before, and is deleted by a clean release. It is written in one command with a
-        renewal (if the lock renews its leases), and only if the lease is still ours. Undo steps are kept apart.
+        It replaces what was recorded before, and a clean release deletes it. It is written in one command together with
+        a renewal (if the lock renews its leases), and only if the lease still holds. Undo steps are kept apart. One
+        round trip.
 
         Args:
-            progress: a dict that JSON can say, 65,536 bytes at most.
+            progress: A dict that JSON can represent, at most 65,536 bytes.
 
         Raises:
-            TypeError, ValueError: JSON cannot say it, it is too large, or nested more than 100 levels deep; nothing was
-                sent.
-            LeaseLost: it was gone already; nothing was recorded.
-            NotHeld: it was released. StaleWriter: another lease of the same identity adopted the record later; nothing
-                was recorded.
-            CommandRefused: the server answered with an error. Unreachable: it did not answer; may be recorded or not.
+            TypeError, ValueError: JSON cannot represent it, or it is too large or nested more than 100 levels deep.
+                Nothing was sent.
+            LeaseLost: The lease was lost already. Nothing was recorded.
+            NotHeld: The lease was released.
+            StaleWriter: Another lease of the same identity adopted the record later. Nothing was recorded.
+            CommandRefused: The server answered with an error.
+            Unreachable: The server did not answer. The progress may or may not be recorded.
 
         On cancellation the recording goes on in the background.
 
@@ -101,32 +104,32 @@ class RobustLease(Lease):
         await self._robust.writable().set_progress(self._robust, progress)
 
     async def compensate(self, steps: Mapping[str, UndoStep], *, timeout: Seconds = 10.0) -> None:
-        """Run the undo steps that an abandoned holder has recorded, in reverse, and clear the record.
+        """Run the undo steps that an abandoned holder has recorded, in reverse order, and clear the record.
 
-        Each step is removed from the record after it ran, and the progress with the last one. So a crash or a loss of
-        the lease in the middle leaves the rest to the next holder. A step may be run although what it undoes did not
-        happen, and it may be run twice: write steps that do no harm then. A step that fails stays in the record, even
-        after a release, and the others are run. If nothing is recorded, nothing is run.
+        Each step is removed from the record after it ran, and the progress with the last one. A crash or a loss of the
+        lease in the middle therefore leaves the rest to the next holder. A step may run although the action that it
+        undoes did not happen, and it may run twice: write steps that do no harm then. A step that fails stays in the
+        record, even after a release, and the others are run.
 
-        Call it before the work of this lease itself begins: it would undo that, too.
+        Call this before the own work of the lease begins: it would undo that, too.
 
         Args:
-            steps: functions by name, as `UndoSteps`; all names that are recorded must be there.
-            timeout: seconds or timedelta for each step, the recording of its end included.
+            steps: Functions by name, as `UndoSteps`. All names that are recorded must be there.
+            timeout: How long each step may take, the recording of its end included: seconds or timedelta.
 
         Raises:
-            UnknownStep: a name is missing. Nothing was run.
-            UndoFailed: some steps raised, or took too long; a group of their errors.
-            TypeError, ValueError: a bad argument; nothing was run.
-            LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: as `record`.
+            UnknownStep: A name is missing. Nothing was run.
+            UndoFailed: Some steps raised, or took too long; a group of their errors.
+            TypeError, ValueError: An argument is bad. Nothing was run.
+            LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: As for `record`.
 
-        On cancellation the present step is finished (within ``timeout``) and recorded; then the cancellation goes on.
+        On cancellation the present step is finished (within ``timeout``) and recorded. Then the cancellation goes on.
         """
         grant = self._robust
         await compensate(grant, grant.writable(), steps, positive_seconds(timeout, "timeout"))
 
     async def clear_record(self) -> None:
-        """Forget progress and undo steps, as a clean release would; errors and cancellation as in `record`."""
+        """Delete progress and undo steps, as a clean release would. Errors and cancellation are those of `record`."""
         await self._robust.writable().clear(self._robust)
 
 
