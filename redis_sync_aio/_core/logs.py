@@ -70,6 +70,8 @@ def lease_lost(loss: LeaseLost, observed: Observed | None, tasks: int = 1) -> No
         fence=loss.fence,
         held=loss.held_for,
         stalled=loss.stalled,
+        time_is_up=loss.time_is_up,
+        claim=loss.claim,
         tasks=tasks,
         request=_request(observed),
     )

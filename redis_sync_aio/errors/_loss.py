@@ -10,17 +10,22 @@ LossReason = Literal["expired", "taken", "unreachable", "late", "closed", "relea
 
 _EXPLAINED: dict[LossReason, str] = {
     "expired": "it is gone from the server before its time was up: it was released elsewhere (by its identity or by "
-    "force), or its key was deleted. Acquire it again",
-    "taken": "another token holds the lock now. Do not write any more; acquire it again",
+    "force), its key was deleted, or the server lost it (a restart, a failover, an eviction, FLUSHALL). Others may "
+    "have held it since. Do not write any more; acquire it again",
+    "taken": "another token holds the lock now: this lease was released elsewhere, had run out, or its key was "
+    "deleted, overwritten or lost by the server. Do not write any more; acquire it again",
     "unreachable": "Redis could not be reached before the deadline to renew it. Do not write any more; check the "
     "server and the network, or give it a longer ttl",
     "late": "its deadline passed before this process had renewed it, although the server was answering: there is more "
     "to do than one event loop can. Do not write any more; hold fewer leases in one process, or give them a longer ttl",
-    "closed": "the coordinator or its client was closed while it was held. Close it after the bodies have ended",
-    "released": "another task released it while this body ran. Release it in the task whose body runs, or end the body",
+    "closed": "the coordinator or its client was closed while it was held. Do not write any more; close it after "
+    "the bodies have ended",
+    "released": "another task released it while this body ran. Do not write any more; release it in the task whose "
+    "body runs, or end the body",
 }
 _TIME_IS_UP = (
-    "its time was up: its ttl ran out without a renewal, or max_hold was reached. Acquire it again, or give it more"
+    "its time was up: it was not to be renewed (auto_renew=False), max_hold was reached, or Redis refused to renew it "
+    "(then the log says why: renewal_refused). Do not write any more; acquire it again, or give it more time"
 )
 _STOOD_STILL = (
     "its deadline passed while this process, or its event loop, stood still for at least {:.1f} seconds, so it was not "
@@ -31,19 +36,19 @@ _STOOD_STILL = (
 
 _CLAIM = (
     "{}. It was handed over by its last holder and had a claim of {:g} seconds until its first renewal, not its whole "
-    "ttl: a longer ttl does not help. Do not write any more; move blocking work to a thread, or raise "
-    "Coordinator(claim=)"
+    "ttl: a longer ttl does not help. Do not write any more; {}, or raise Coordinator(claim=)"
 )
 
 
 def _explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = False, claim: float = 0.0) -> str:
     """Return why a lease was lost and what to do about it; the arguments are those of `LeaseLost`."""
     if claim and reason in ("late", "expired", "unreachable"):
-        what = "Redis could not be reached before the deadline to renew it"
+        what, remedy = "Redis could not be reached before the deadline to renew it", "check the server and the network"
         if reason != "unreachable":
+            remedy = "move blocking work to a thread"
             still = f"this process, or its event loop, stood still for at least {stalled:.1f} seconds, and"
             what = f"its deadline passed: {still if stalled else 'this process'} had not renewed it"
-        return _CLAIM.format(what, claim)
+        return _CLAIM.format(what, claim, remedy)
     if reason == "expired" and time_is_up:
         return _TIME_IS_UP
     if reason == "late" and stalled:
@@ -58,8 +63,9 @@ class LeaseLost(SyncError):
     [`Lease.transaction`][redis_sync_aio.Lease.transaction] are not made after the loss. A resource that checks the
     fence refuses them as soon as it has seen the next holder. ``reason`` is one of:
 
-    - ``"expired"``: The time of the lease was up (no renewals, or ``max_hold``), or the lease is gone from the server
-      before that: it was released by its identity or by force, or its key was deleted. The message says which.
+    - ``"expired"``: The time of the lease was up (not to be renewed, ``max_hold``, or renewals refused), or the lease is gone from the server
+      before that: it was released by its identity or by force, its key was deleted, or the server lost it. The message
+      says which of the two happened; it cannot say who did it.
     - ``"taken"``: Another token is under the key. Another client holds the lock now.
     - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
     - ``"late"``: The deadline passed because this process did not renew in time: it, or its event loop, stood still or

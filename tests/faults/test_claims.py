@@ -142,6 +142,8 @@ async def test_an_error_names_the_claim_if_redis_was_silent(make_client: MakeCli
             waiting.result().check()
         assert caught.value.reason == "unreachable"
         assert HINT in str(caught.value)
+        assert "check the server and the network" in str(caught.value)
+        assert "blocking" not in str(caught.value), "this process did not stand still"
 
 
 @pytest.mark.parametrize("handed", [True, False], ids=["renewed since", "not handed over"])

@@ -91,7 +91,10 @@ async def test_a_lease_whose_key_is_deleted(
     assert error.held_for is not None
     assert 0.05 < error.held_for < 30
     assert "before its time was up" in str(error)
+    assert "or the server lost it (a restart, a failover, an eviction, FLUSHALL)" in str(error)
+    assert "Others may have held it since. Do not write any more" in str(error)
     assert not error.time_is_up
+    assert (record.time_is_up, record.claim) == (False, 0.0)
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (str(twin), vars(twin)) == (str(error), vars(error))
 
@@ -160,7 +163,19 @@ async def test_a_lease_that_is_not_renewed(sync: Coordinator, told: Told) -> Non
             await asyncio.sleep(60)
     assert (caught.value.reason, caught.value.time_is_up, caught.value.stalled) == ("expired", True, 0.0)
     (record,) = told("lease_lost")
-    assert record.reason == "expired"
+    assert (record.reason, record.time_is_up) == ("expired", True)
+
+
+async def test_a_lease_whose_renewals_are_refused(sync: Coordinator, redis: Redis, told: Told) -> None:
+    """Its time is up, too: the message leads to the lines that say why it could not be renewed."""
+    with pytest.raises(LeaseLost, match="its time was up") as caught:  # noqa: PT012
+        async with AsyncLock(sync, NAME, ttl=1.5):
+            await redis.delete(NAME)
+            await redis.rpush(NAME, "data")  # another program's
+            await asyncio.sleep(60)
+    assert (caught.value.reason, caught.value.time_is_up) == ("expired", True)
+    assert "renewal_refused" in str(caught.value)
+    assert "WRONGTYPE" in told("renewal_refused")[0].getMessage()
 
 
 async def test_a_server_that_hangs(told: Told) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import get_args
 
 import pytest
 from redis.exceptions import ResponseError
@@ -18,6 +19,7 @@ from redis_sync_aio.errors import (
     FingerprintMismatch,
     LeaseLost,
     LimitMismatch,
+    LossReason,
     NotHeld,
     OutcomeUnknown,
     PartiallyApplied,
@@ -155,6 +157,13 @@ def test_the_list_has_every_error_with_attributes() -> None:
     own = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SyncError)}
     with_attributes = {kind for kind in own if "__init__" in vars(kind)}
     assert with_attributes <= {type(error) for error in ERRORS}
+
+
+@pytest.mark.parametrize("more", [{}, {"stalled": 9.0}, {"time_is_up": True}, {"claim": 4.5}], ids=str)
+@pytest.mark.parametrize("reason", get_args(LossReason))
+def test_after_every_loss_the_message_forbids_further_writes(reason: LossReason, more: dict[str, float]) -> None:
+    """Whatever ended the lease, another client may hold the lock by now."""
+    assert "Do not write any more; " in str(LeaseLost(name="x", reason=reason, **more))  # type: ignore[arg-type]
 
 
 def test_each_situation_is_worded_once_and_names_its_lock() -> None:

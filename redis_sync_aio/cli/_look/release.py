@@ -97,8 +97,10 @@ async def release_name(session: Session, name: str, kind: str | None, choice: Ch
     if not yes:
         ask(session, "\n".join(announced(view, meant)))
     ended = await end(session, view, meant, choice.force)
-    said = f"released {len(ended)} of {len(meant)} leases" if len(meant) > 1 else "released"
-    return report(session, name, ended, said if ended else "nothing was changed: it is not held so any more")
+    if not ended:
+        return report(session, name, [], "nothing was changed: it is not held so any more")
+    count = f" {len(ended)} of {len(meant)} leases" if len(meant) > 1 else ""
+    return report(session, name, ended, f"released{count}: {', '.join(map(words.lease, ended))}")
 
 
 def ask(session: Session, what: str) -> None:

@@ -51,6 +51,11 @@ def party(one: HolderView | WaiterView) -> str:
     return plain(f"{found} ({one.access})" if one.access else found)
 
 
+def lease(one: HolderView) -> str:
+    """Return who holds, with the fence if there is one."""
+    return party(one) + (f", fence {one.fence}" if one.fence else "")
+
+
 def holders(view: NameView) -> str:
     """Return the first holder, and how many more there are."""
     if not view.holders:
