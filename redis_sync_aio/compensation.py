@@ -40,39 +40,40 @@ class _Pushed:
 
 
 class Compensation:
-    """An async context in which undo steps are pushed as work proceeds (a saga).
+    """An async context in which undo steps are pushed as the work proceeds: a saga.
 
-    If the body raises or is cancelled, the steps run in reverse order, all of them, also if some fail. If it ends
-    normally, none runs. The steps run in tasks of their own: a cancellation, even a repeated one, waits until they are
-    done. Each has ``timeout`` seconds, then it is cancelled and counts as failed.
+    If the body raises or is cancelled, the steps run in reverse order: all of them, even if some fail. If the body ends
+    normally, none runs. The steps run in tasks of their own, and a cancellation, even a repeated one, waits for their
+    end. A step that takes longer than ``timeout`` is cancelled and counts as failed.
 
-    The body's own exception leaves, bare. If steps failed it carries a note, the errors are in ``undo.errors`` and in
-    the log. It may be entered in one task and left in another.
+    The exception of the body propagates unchanged. If steps failed, it has a note, and their errors are in
+    ``undo.errors`` and in the log. A compensation may be entered in one task and left in another. The idea is that of
+    Garcia-Molina and Salem, "Sagas" (1987).
 
-    **With a lease of an `AsyncRobustLock`** steps that are pushed by name are recorded on the server before `push`
-    returns, so that the next holder can run them if this process does not live to (`RobustLease.compensate`). Then
+    **With a lease of an [`AsyncRobustLock`][redis_sync_aio.AsyncRobustLock]**, steps that are pushed by name are
+    recorded on the server before `push` returns. If this process dies, the next holder can run them
+    ([`RobustLease.compensate`][redis_sync_aio.RobustLease.compensate]).
 
-    - push a step *before* the action that it undoes, since a crash may come in between: a step must do no harm when the
-      action did not happen, or when it is run twice;
-    - the work counts as done when the ``async with`` is left: its steps are dropped from the record there, by one
-      command. A process that dies before that is undone by the next holder;
-    - if the lease is lost, recorded steps are not run here any more: they are left to the next holder. The same goes
-      when another lease of the same identity has adopted the record: they are left to that one;
-    - a step that failed stays recorded, also when the lease is released, so the next holder finds it.
+    - Push a step *before* the action that it undoes, since a crash may come in between. A step must do no harm if the
+      action did not happen, or if the step runs twice.
+    - The work counts as done when the ``async with`` is left: one command drops its steps from the record there. The
+      next holder undoes the work of a process that dies before that.
+    - If the lease is lost, or another lease of the same identity has adopted the record, recorded steps are not run
+      here: they are left to that holder.
+    - A step that failed stays recorded, even when the lease is released, so the next holder finds it.
 
     Args:
-        lease: a lease of an `AsyncRobustLock`; None: nothing is recorded.
-        registry: `UndoSteps`, or another mapping of names to coroutine functions, for steps pushed by name.
-        timeout: seconds or timedelta for each step, default 10; with n steps the undoing takes n times that at most.
+        lease: A lease of an `AsyncRobustLock`. None: nothing is recorded.
+        registry: `UndoSteps`, or another mapping of names to coroutine functions, for steps that are pushed by name.
+        timeout: How long each step may take: seconds or timedelta. With n steps, undoing takes at most n times that.
 
     Raises:
-        TypeError, ValueError: a bad argument, such as the lease of a lock that keeps no record.
-        LeaseLost, NotHeld: the lease is lost, or was released.
-        WrongContext: in another event loop or process.
-
-    Leaving it after a body that ended normally raises LeaseLost, NotHeld, StaleWriter, Unreachable or CommandRefused if
-    recorded steps could not be dropped: then they are still recorded (after Unreachable perhaps not until something
-    else is).
+        TypeError, ValueError: An argument is bad, such as the lease of a lock that keeps no record.
+        LeaseLost, NotHeld: The lease is lost, or was released. At the end of a body that ended normally: the recorded
+            steps could not be dropped.
+        StaleWriter, Unreachable, CommandRefused: At the end of a body that ended normally: the recorded steps could not
+            be dropped and are still recorded (after Unreachable perhaps not until something else is).
+        WrongContext: The lease belongs to another event loop or process.
 
     Example:
         ```python
@@ -121,20 +122,21 @@ class Compensation:
     @overload
     def push(self, step: Callable[P, Awaitable[object]], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
     def push(self, step: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, None] | None:
-        """Add an undo step: a coroutine function with its arguments, or, to be awaited, the name of a recorded one.
+        """Add an undo step: a coroutine function with its arguments, or the name of a recorded one.
 
-        ``undo.push(refund, 7)`` is of this process only. ``await undo.push("refund", order_id=7)`` has recorded the
-        step when it returns; it takes one round trip and renews the lease. A function takes what it is given by
-        name, so that it can be stored: arguments are what JSON can say, all steps together 65,536 bytes at most.
+        ``undo.push(refund, 7)`` is known in this process only. ``await undo.push("refund", order_id=7)`` has recorded
+        the step when it returns. It takes one round trip and renews the lease. Arguments of a recorded step are given
+        by name and have to be values that JSON can represent; all steps together have at most 65,536 bytes.
 
         Raises:
-            TypeError, ValueError: not a coroutine function, arguments that it does not take, or that JSON cannot say.
-                Nothing was added.
-            UnknownStep: the registry has no such name. RuntimeError: outside the ``async with``.
-            LeaseLost, NotHeld, StaleWriter: it was not recorded. Unreachable, CommandRefused: perhaps it was, so it was
-                added, too.
+            TypeError, ValueError: The step is not a coroutine function, does not take the arguments, or JSON cannot
+                represent them. Nothing was added.
+            UnknownStep: The registry does not have the name.
+            RuntimeError: The call is outside the ``async with``.
+            LeaseLost, NotHeld, StaleWriter: The step was not recorded.
+            Unreachable, CommandRefused: The step may have been recorded, so it was added, too.
 
-        On cancellation of a recorded step it is added and the recording goes on in the background.
+        On cancellation a recorded step is added, and the recording goes on in the background.
         """
         if not self._open:
             raise RuntimeError("push() belongs into the body of `async with Compensation() as undo`")

@@ -53,33 +53,31 @@ async def inspect(
 ) -> tuple[NameView, ...]:
     """Return what is held or waited for, sorted by name: locks, semaphores, read/write locks, events and so on.
 
-    Only commands that read are sent, over a connection of the client's pool. The names are found by SCAN, so the time
-    grows with the number of keys on the server; each step takes less than a millisecond of it. A pattern without
-    ``*``, ``?`` and ``[`` is a name, and nothing is searched for it.
+    Only commands that read are sent, over a connection of the client's pool. SCAN finds the names, so the time grows
+    with the number of keys on the server; each step takes less than a millisecond of it. A pattern without ``*``, ``?``
+    and ``[`` is a name, and nothing is searched for it.
 
-    The facts about one name are not of one moment, but of moments that follow each other closely. Names that come or go
-    meanwhile may or may not be among the result.
+    The facts about one name are read closely one after the other, not at one moment. Names that come or go meanwhile
+    may or may not be in the result. A lock of another library is found if somebody has waited for it, or by its exact
+    name, since any string may be such a lock.
 
     Args:
-        client: a `redis.asyncio.Redis` (also of Sentinel: the primary is asked), a `RedisCluster` (all primaries are),
-            or a `Coordinator`.
-        pattern: of the names, as in the KEYS command; a backslash takes its meaning from the next character. A ``[``
-            needs its ``]``.
-        limit: how many names to return at most, at least 1. If there are as many, there may be more.
-        shown: how many holders and waiters of each name to list, at least 1. All are counted.
-        idle: also return names that nobody holds or waits for, and that are remembered.
-        prefix: that of the coordinators whose names are looked for, and shown without it; default: that of the
-            `Coordinator` given, else none. Without one, ``orders`` of a coordinator with the prefix ``app1:`` is found
-            as ``app1:{orders}``.
-
-    A lock that another package took is found if somebody has waited for it, or by its exact name: any string may be
-    such a lock.
+        client: A `redis.asyncio.Redis` (of Sentinel: the primary is asked), a `RedisCluster` (all primaries are), or a
+            `Coordinator`.
+        pattern: The pattern of the names, as for the KEYS command. A backslash takes its meaning from the next
+            character. A ``[`` needs its ``]``.
+        limit: How many names to return at most, 1 or more. If there are as many, there may be more.
+        shown: How many holders and waiters of each name to list, 1 or more. All are counted.
+        idle: Also return names that nobody holds or waits for, as far as they are remembered.
+        prefix: The prefix of the coordinators whose names are looked for; names are shown without it. None: that of the
+            `Coordinator` given, else none. Without a prefix, ``orders`` of a coordinator with the prefix ``app1:`` is
+            found as ``app1:{orders}``.
 
     Raises:
-        Unreachable: a server did not answer. CommandRefused: it refused to search, or is a node of a cluster that has
-            not this name, and the client is none of a cluster. What a server refuses to show of a name is a problem of
-            that name.
-        TypeError, ValueError: a bad argument; nothing was sent.
+        Unreachable: A server did not answer.
+        CommandRefused: A server refused to search, or is a node of a cluster and the client is not one of a cluster.
+            What a server refuses to show of one name is a problem of that name.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     On cancellation nothing is left behind.
 

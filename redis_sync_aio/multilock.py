@@ -40,57 +40,62 @@ class MultiGrant(GroupGrant):
 
 
 class MultiLease(Lease):
-    """One lease over several locks: what `AsyncMultiLock.acquire` returns.
+    """One lease over several locks: the result of `AsyncMultiLock.acquire`.
 
-    It lasts until the earliest deadline of them, is lost when one of them is lost, and is released as a whole.
-    ``token`` has the tokens of all, in order of the names, separated by spaces.
+    It lasts until the earliest deadline of the locks, is lost when one of them is lost, and is released as a whole.
+    ``token`` has the tokens of all locks, in the order of the names, separated by spaces.
 
     Attributes:
-        fences: the fence of each lock, by name: what a resource that is protected by that name has to check.
-        fence: the greatest of them. It rises from one lease over the same names to the next, and is only
-            for resources that are never used under one of the names alone.
+        fences: The fence of each lock, by name. A resource checks the fence of the name that protects it.
+        fence: The greatest of them. It rises from one lease over the same names to the next. Use it only for resources
+            that are never used under one of the names alone.
     """
 
     def __init__(self, grant: MultiGrant) -> None:
-        """Show ``grant``."""
+        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
         super().__init__(grant)
         self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.lease_group.members})
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the locks, in the order in which they are acquired."""
+        """The names of the locks, in the order in which they are acquired."""
         return tuple(self.fences)
 
     @property
     def name(self) -> str:
-        """Names of the locks as one text."""
+        """The names of the locks as one text."""
         return ", ".join(self.fences)
 
 
 class AsyncMultiLock(LeaseContext[MultiLease]):
     """Several locks as one: all of them, or none.
 
-    Guarantees: each name is the same lock as ``AsyncLock(client, name)``: they exclude each other, and share queue and
-    fences; nobody barges past the waiters for any of the names. Callers that name the same locks in different
-    orders cannot deadlock: a request that waits for one holds only locks before it in the order of the names as
-    bytes, and every timeout, cancellation and error gives back all. One lease covers all; when one lock is
-    lost the others are given back and the body is cancelled.
+    Guarantees:
 
-    Free locks are taken in one round trip: by one script, all or none, if their names have the same hash tag (as in
-    "{user}:1", "{user}:2"), else by one command each, in one write. So a caller that gets only some may hold those
-    for a moment. It is not reentrant: a task whose body holds one of the locks already gets WouldDeadlock.
+    - Each name is the same lock as ``AsyncLock(client, name)``, with the same queue and fences. Nobody barges past the
+      waiters for any of the names.
+    - Callers that name the same locks in different orders cannot deadlock. A request that waits for a lock holds only
+      locks before it, in the order of the names as bytes.
+    - Every timeout, cancellation and error gives all locks back.
+    - One lease covers all. If one lock is lost, the others are given back and the body is cancelled.
+
+    Free locks are taken in one round trip. If their names have the same hash tag (as in "{user}:1" and "{user}:2"), one
+    script takes all or none. Otherwise there is one command for each, in one write, so a caller that gets only some may
+    hold those for a moment.
+
+    A multi-lock is not reentrant: a task whose body holds one of the locks gets WouldDeadlock.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        names: names of locks, one at least, in any order; what is named twice is one lock.
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever.
-        auto_renew: renew leases in the background, for as long as they are held.
-        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
-        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
-        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
+        client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
+        names: Names of locks, at least one, in any order. A name that occurs twice is one lock.
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever.
+        auto_renew: As for `AsyncLock`.
+        max_hold: As for `AsyncLock`.
+        on_lost: As for `AsyncLock`.
+        engine: As for `AsyncLock`.
 
     Raises:
-        TypeError, ValueError: a bad argument (also: no name, or a single str instead of a list); nothing was sent.
+        TypeError, ValueError: An argument is bad (also: no name, or a single str instead of a list). Nothing was sent.
 
     Example:
         ```python
@@ -131,19 +136,20 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     # -- acquiring -------------------------------------------------------------------------------------
 
     async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> MultiLease:
-        """Wait for all locks and return one lease over them. One round trip when all are free.
+        """Wait for all locks and return one lease over them. One round trip if all are free.
 
         Args:
-            timeout: seconds or timedelta to wait for all of them together at most; 0: do not wait; None: forever.
-            ttl: for this lease, instead of the lock's own.
+            timeout: How long to wait for all of them together: seconds or timedelta. 0: do not wait. None: forever.
+            ttl: The ttl of this lease. None: the ttl of this lock.
 
         Raises:
-            AcquireTimeout: others held one of them for too long; ``name`` says which.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
-            TypeError, ValueError: a bad argument; nothing was sent.
+            AcquireTimeout: Others held one of them for too long. The ``name`` of the error says which.
+            WouldDeadlock: A body of this task holds one of them.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: An argument is bad. Nothing was sent.
 
-        On cancellation, and when it raises, everything that was acquired is given back and whatever else the
-        server did is undone; all of that was sent before the error is raised, and does not delay it.
+        On cancellation, and after an error, everything that was acquired is given back, without delaying the
+        cancellation or the error.
         """
         within = timeout_seconds(timeout)
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
@@ -159,10 +165,11 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:
-        """Return a lease, or None when one of the locks is held or somebody waits for it. One round trip.
+        """Return a lease, or None if one of the locks is held or somebody waits for it. One round trip.
 
-        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised. Unless the names have one hash
-        tag, two callers that try at the same moment may each meet what the other has just taken, and both get None.
+        Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout. Unless the names have one
+        hash tag, two callers that try at the same moment may each meet what the other has just taken, and both get
+        None.
         """
         grant = await self._followed(partial(self._try, ttl), waits=False)
         return None if grant is None else MultiLease(grant)
@@ -182,10 +189,9 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     ) -> Hold[MultiLease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
-        Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now.
-
-        Leaving the body raises, in this order of precedence: the body's own exception, a cancellation from
-        outside, LeaseLost (its ``name`` is the lock that was lost first), the error of the release.
+        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the lock. The end of the
+        body raises as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says. The ``name`` of LeaseLost is the lock
+        that was lost first.
         """
         self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
         return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl), on_lost)
@@ -196,22 +202,22 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """Release the lease over these names that the current task acquired, as `AsyncLock.release`.
 
         Raises:
-            NotHeld: there is none, or it is another living task's. (A lease over other names, or of one lock, is not
-                meant.)
-            LeaseLost, Unreachable: as `Lease.release`.
+            NotHeld: There is none, or a living task acquired it. A lease over other names, or of one lock, does not
+                count.
+            LeaseLost, Unreachable: As for `Lease.release`.
 
         On cancellation the release goes on in the background.
         """
         await to_release(LeaseGroup.shares_of(self._key()), *self.names).release()
 
     async def locked(self) -> bool:
-        """Return whether anybody holds any of the locks. One round trip; errors and cancellation as in `statistics`."""
+        """Return whether anybody holds any of the locks. One round trip; otherwise as `statistics`."""
         return any(one.locked for one in (await self.statistics()).values())
 
     async def statistics(self) -> dict[str, LockStatistics]:
-        """Return what the server knows of each lock, by name. One round trip; not one moment for all.
+        """Return the state of each lock on the server, by name. One round trip. The locks are not read at one moment.
 
-        Errors and cancellation as in `AsyncLock.statistics`.
+        Errors and cancellation are those of `AsyncLock.statistics`.
         """
         found = await asyncio.gather(*(lock.statistics() for lock in self._locks))
         return dict(zip(self.names, found, strict=True))

@@ -23,32 +23,35 @@ __all__ = ["AsyncReentrantLock"]
 class AsyncReentrantLock(LeaseContext[Lease]):
     """A fair lock that its holder may acquire again: for helpers that lock and call each other.
 
-    Guarantees: those of `AsyncLock`; it is the same lock as an `AsyncLock` of that name, and they exclude each
-    other. An owner that holds it gets one more lease immediately, without a command. The lock is free when every
-    lease was released, in any order. A lease that is lost is lost for all of them: an acquisition that would be
-    inside a lost one raises LeaseLost, until all that are inside have left.
+    Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock]. It is the same lock as an `AsyncLock` of that name,
+    and they exclude each other. In addition:
 
-    **The owner** is the task that acquires, in all of its awaits and calls. Another task waits its turn, also a
-    child, also in the same process: tasks that are started inside a section (``create_task``, ``gather``, task
-    groups, ``asyncio.wait_for`` on Python 3.11) do not inherit it. To share it, name an owner: any hashable
-    value, a request id for instance, or the parent task itself. All that use one client, or one `Coordinator`,
-    in one event loop, with the same lock name and the same ``owner`` are one owner, whatever lock object and
-    task. Acquire before you share: tasks of one owner that ask together while it holds nothing wait for each other.
+    - An owner that holds the lock gets one more lease immediately, without a command.
+    - The lock is free when every lease was released, in any order.
+    - A loss is a loss of all leases. An acquisition inside a lost one raises LeaseLost until all that are inside have
+      left.
+
+    **The owner** is the task that acquires, in all its awaits and calls. Other tasks wait their turn, children
+    included: tasks that are started inside a section (``create_task``, ``gather``, task groups, ``asyncio.wait_for`` on
+    Python 3.11) do not inherit the lock.
+
+    To share it among tasks, name an owner: any hashable value, such as a request id or the parent task. The same
+    ``owner`` and lock name, with one client or one `Coordinator` in one event loop, are one owner, whatever the lock
+    object. Acquire before you share: tasks of one owner that ask together while it holds nothing wait for each other.
+
+    The options below count for the outermost acquisition. An inner one joins its lease as it is.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: the key that holds the holder's token, as for `AsyncLock`.
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever.
-        auto_renew: renew leases in the background, for as long as they are held.
-        max_hold: seconds (or timedelta) after which a lease is not renewed any more, and so is lost; None: no limit.
-        on_lost: "cancel" (default): the body is cancelled when its lease is lost; "event": only ``lease.lost`` is set.
-        engine: "auto" (default), "lua" or "watch": how the server decides, as for `AsyncLock`.
-
-    These options count for the outermost acquisition; one that is inside joins that lease as it is.
-            one that is inside joins that lease as it is.
+        client: As for `AsyncLock`.
+        name: As for `AsyncLock`.
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever.
+        auto_renew: As for `AsyncLock`.
+        max_hold: As for `AsyncLock`.
+        on_lost: As for `AsyncLock`.
+        engine: As for `AsyncLock`.
 
     Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
+        TypeError, ValueError: An argument is bad. Nothing was sent.
 
     Example:
         ```python
@@ -88,24 +91,24 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     async def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, owner: Hashable | None = None
     ) -> Lease:
-        """Return a lease: immediately and without a command if the owner holds the lock, else when it is its turn.
+        """Return a lease: immediately and without a command if the owner holds the lock, otherwise in its turn.
 
-        Each call returns a lease of its own, with the fence and the token they have in common. Releasing one, also
-        twice, releases none of the others.
+        Each call returns a lease of its own; all have the same fence and token. Releasing one releases none of the
+        others.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
-            ttl: for the outermost lease, instead of the lock's own; checked and not used inside another one.
-            owner: the owner that acquires; None: the current task.
+            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            ttl: The ttl of the outermost lease. None: the ttl of this lock. Inside another lease it is checked and not
+                used.
+            owner: The owner that acquires. None: the current task.
 
         Raises:
-            LeaseLost: the owner holds a lease of it that is lost. Leave it first (``release()``, which raises
-                LeaseLost as well, or the end of the body).
-            AcquireTimeout, Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
-            TypeError, ValueError: a bad argument; nothing was sent.
+            LeaseLost: The owner holds a lease of this lock that is lost. Leave its body, or release it, first.
+            AcquireTimeout, Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+            TypeError, ValueError: An argument is bad. Nothing was sent.
 
-        On cancellation whatever the server did for this request is undone, without delaying the cancellation. Inside
-        another lease there is nothing to wait for and so nothing to cancel.
+        On cancellation, whatever the server did for the request is undone, without delaying the cancellation. An
+        acquisition inside another lease does not wait, so it cannot be cancelled.
         """
         timeout_seconds(timeout)
         key = self._key(owner)
@@ -120,9 +123,9 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         return self._owned(LeaseGroup(key, (grant,)), owner)
 
     async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
-        """Return a lease, or None when others hold the lock or wait for it. One round trip, or none as in `acquire`.
+        """Return a lease, or None if others hold the lock or wait for it. One round trip, or none as for `acquire`.
 
-        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
+        Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
         key = self._key(owner)
         if (inside := self._enter(key, owner, ttl)) is not None:
@@ -140,12 +143,10 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     ) -> Hold[Lease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
-        Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now. The
-        owner, if not given, is the task that enters.
-
-        When the lease is lost each task that is inside is cancelled once, in its outermost body, and that raises
-        LeaseLost; the bodies in it see the cancellation. Leaving a body raises, in this order of precedence: the
-        body's own exception, a cancellation from outside, LeaseLost, the error of the release.
+        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the lock. The default owner
+        is the task that enters. A loss cancels each task that is inside once, in its outermost body, which raises
+        LeaseLost; the inner bodies see the cancellation. The end of a body raises as
+        [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
         """
         self._lock.hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
         self._check_owner(owner)
@@ -154,11 +155,14 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     # -- releasing and looking -------------------------------------------------------------------------
 
     async def release(self, *, owner: Hashable | None = None) -> None:
-        """Release the owner's latest lease of this lock that was not released yet.
+        """Release the latest lease of this lock that the owner has not released yet.
+
+        Args:
+            owner: The owner. None: the current task.
 
         Raises:
-            NotHeld: the owner (the current task, if not given) holds no lease of it.
-            LeaseLost, Unreachable: as `Lease.release`.
+            NotHeld: The owner holds no lease of this lock.
+            LeaseLost, Unreachable: As for `Lease.release`.
 
         On cancellation the release goes on in the background.
         """
@@ -177,7 +181,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         return await self._lock.force_release()
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock, the current task included. As `AsyncLock.locked`."""
+        """Return whether anybody holds the lock, including the current task. As for `AsyncLock.locked`."""
         return await self._lock.locked()
 
     async def statistics(self) -> LockStatistics:

@@ -23,22 +23,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """A sequence of delays that grow exponentially, jittered and capped. Pure: it never sleeps.
+    """A sequence of delays that grow exponentially, with jitter and a cap. Pure: it never sleeps.
 
-    Iterate over it to get delays in seconds; every iteration starts again, and one object may be shared.
+    Iterate over it to get delays in seconds. Every iteration starts again, and one object may be shared. Full jitter
+    spreads clients that failed at the same moment (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog,
+    2015).
 
     Args:
-        initial: bound of the first delay, seconds, > 0.
-        factor: growth of the bound from one delay to the next, >= 1.
-        cap: largest bound, seconds, >= ``initial``.
-        deadline: stop when the delays add up to this many seconds (the last one is cut to fit);
-            None = never stop.
-        attempts: stop after this many delays; None = never stop.
-        jitter: True draws each delay uniformly from [0, bound]; False uses the bound itself.
-        random: source of numbers in [0, 1), for tests.
+        initial: The bound of the first delay, in seconds, more than 0.
+        factor: The growth of the bound from one delay to the next, at least 1.
+        cap: The largest bound, in seconds, at least ``initial``.
+        deadline: Stop when the delays add up to this many seconds; the last one is cut to fit. None: never.
+        attempts: Stop after this many delays. None: never.
+        jitter: True (default): each delay is drawn uniformly from 0 to the bound. False: it is the bound.
+        random: The source of numbers from 0 to 1 (excluded), for tests.
 
     Raises:
-        ValueError, TypeError: at construction, for values out of range.
+        TypeError, ValueError: An argument has the wrong type, or is out of range.
 
     Example:
         >>> list(Backoff(initial=0.1, cap=0.5, attempts=4, jitter=False))
@@ -105,15 +106,14 @@ async def wait_until(
     """Call ``condition`` until its result is true, and return that result.
 
     Args:
-        condition: a function, or a coroutine function that is awaited; called immediately and then after
-            every delay. Its exceptions come out as they are.
-        backoff: the delays between calls.
-        timeout: give up after this many seconds (or timedelta), 0 or more; also cuts a call that is in flight. None:
-            never.
+        condition: A function, or a coroutine function, which is awaited. It is called immediately and then after each
+            delay. Its exceptions propagate.
+        backoff: The delays between calls.
+        timeout: When to give up: seconds or timedelta, 0 or more. It also ends a call that is in flight. None: never.
 
     Raises:
-        TypeError, ValueError: ``timeout`` is no such time.
-        TimeoutError: ``timeout`` passed, or ``backoff`` ended, and the result was never true.
+        TimeoutError: The time was up, or ``backoff`` ended, and the result was never true.
+        TypeError, ValueError: The timeout is bad.
 
     On cancellation nothing is left behind: no task is started.
 

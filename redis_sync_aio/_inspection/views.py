@@ -32,9 +32,9 @@ class Problem:
     """Something about a name that looks wrong.
 
     Attributes:
-        code: which problem it is: see
+        code: The kind of problem, as in
             [Problems](https://redis-sync-aio.github.io/redis-sync-aio/operations/inspection/#problems).
-        meaning: what it means, and what to do about it.
+        meaning: The meaning in words, and what to do.
     """
 
     code: ProblemCode
@@ -49,20 +49,21 @@ class HolderView:
     """A holder, as the server knows it.
 
     Attributes:
-        token: the holder's token or identity.
-        identity: the identity, if the caller chose one, also of a `LeaderElection`; None for a token of this package.
-        host, pid: the process that holds it, if the token says so.
-        held_for: seconds since it was granted; for tasks that share, since the server last gave their process fences.
-            None if the server does not know: of readers, and of other clients.
-        remaining: seconds until the lease ends if it is not renewed; None: it has no end.
-        fence: the fence of that grant; of a process that shares a lock, the last one of those reserved for its tasks.
-        weight: how many permits; 1 for locks, and for both sides of a read/write lock.
-        access: "read" or "write" of a read/write lock; None for others.
-        foreign: it was not granted by this package.
-        connected: whether the process is connected to the server (in a cluster: to any shard). False: it has ended, is
-            cut off at the moment, or polls since the server refused it messages, after this was granted. None: it has
-            polled from the start, the token does not name a process, or the server does not tell: it is a replica, or
-            the user may not ask.
+        token: The token or identity of the holder.
+        identity: The identity, if the caller chose one, or that of a `LeaderElection`. None: the token is from this
+            package.
+        host: The host of the process that holds it, if the token says so.
+        pid: The id of that process, if the token says so.
+        held_for: Seconds since it was granted; for tasks that share, since the server last gave their process fences.
+            None: the server does not know it (of readers, and of clients of other libraries).
+        remaining: Seconds until the lease ends if it is not renewed. None: it has no end.
+        fence: The fence of that grant. Of a process that shares a lock, the last one that is reserved for its tasks.
+        weight: How many permits. 1 for locks, and for both sides of a read/write lock.
+        access: "read" or "write" of a read/write lock. None: it is something else.
+        foreign: Whether a client of another library wrote it.
+        connected: Whether the process is connected to the server (in a cluster: to any shard). False: it has ended, is
+            cut off at the moment, or polls since the server refused it messages. None: it has polled from the start,
+            the token does not name a process, or the server does not tell (a replica, or a user that may not ask).
     """
 
     token: str
@@ -83,12 +84,15 @@ class WaiterView:
     """A request in the queue, as the server knows it. Tasks that share a lease wait with one request.
 
     Attributes:
-        token, identity, host, pid: as `HolderView`.
-        waited: seconds since it was queued; None if it was queued by an older version.
-        weight: how many permits; 1 for locks, and for both sides of a read/write lock.
-        access: "read" or "write" of a read/write lock; None for others.
-        polls: it asks from time to time; others are woken by a message.
-        alive: whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
+        token: As for `HolderView`.
+        identity: As for `HolderView`.
+        host: As for `HolderView`.
+        pid: As for `HolderView`.
+        waited: Seconds since it was queued. None: an older version queued it.
+        weight: How many permits. 1 for locks, and for both sides of a read/write lock.
+        access: "read" or "write" of a read/write lock. None: it is something else.
+        polls: Whether it asks from time to time. Others are woken by a message.
+        alive: Whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
             None: the server does not tell, as for `HolderView.connected`.
     """
 

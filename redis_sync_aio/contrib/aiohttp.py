@@ -70,11 +70,12 @@ def cleanup_ctx_of(source: Source) -> Callable[[web.Application], AsyncIterator[
     They are ``app[REDIS]`` and ``app[SYNC]``.
 
     Args:
-        source: a client: a coordinator of its own is made at the start and closed at the end. Or a function without
-            arguments that returns a client, or a `Coordinator`: it is called at each start, and at the end what it
-            returned is closed, with the client of a coordinator. Or a `Coordinator`, which is not closed.
+        source: One of three. A client: the context makes a coordinator at the start and closes it at the end. A
+            function without arguments that returns a client or a `Coordinator`: it is called at each start, and what it
+            returned is closed at the end, including the client of a coordinator. A `Coordinator`: it is not closed.
 
-    Raises TypeError for any other source.
+    Raises:
+        TypeError: The source is none of these.
     """
     _web.check_source(source)
 
@@ -107,22 +108,37 @@ def hold_lock(
 ) -> HoldLease:
     """Return a decorator that holds a lock while a handler runs, and gives it the `Lease` as its last argument.
 
-    The handler is cancelled if the lease is lost.
+    The loss of the lease cancels the handler.
 
     Args:
-        name: the lock's; its fields come from the path (``match_info``) or else from the query, as text, or with a
-            type: ``{account}``, ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type: "42" and "042" are
-            two names.
-        timeout: seconds or timedelta a request waits at most; 0: it does not wait; None: no limit.
-        ttl: of the lease, which is renewed while it is held: seconds or timedelta, 0.01 to ten years.
-        leave_when_gone: a client that disconnects while its request waits leaves the queue, and the handler is not
-            called. With ``handler_cancellation=True`` aiohttp itself sees to that, without this.
-        values: for fields that are neither in the path nor in the query, functions of the request that return the
-            value, or coroutine functions.
+        name: The name of the lock. Its fields come from the path (``match_info``) or else from the query, as text or
+            with a type: ``{account}``, ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type, since "42" and
+            "042" are two names.
+        timeout: How long a request waits: seconds or timedelta. 0: not at all. None: no limit.
+        ttl: How long the lease lasts unless it is renewed, which it is while the handler runs: seconds or timedelta,
+            0.01 to ten years.
+        leave_when_gone: Remove a request from the queue when its client disconnects, without calling the handler. Not
+            needed with ``handler_cancellation=True`` of aiohttp.
+        values: The sources of fields that are neither in the path nor in the query: functions of the request, or
+            coroutine functions.
 
-    Raises TypeError or ValueError when it is declared wrongly. A request raises HTTPBadRequest for a value that is
-    missing or cannot be used; before its handler is called, what `AsyncLock.acquire` does; and after it what
-    `AsyncLock.hold` does. The middleware `answer_errors` answers them.
+    Raises:
+        TypeError, ValueError: At the declaration: an argument is bad.
+
+    A request raises HTTPBadRequest for a value that is missing or cannot be used, the errors of `AsyncLock.acquire`
+    before its handler is called, and those of `AsyncLock.hold` after it. The middleware
+    [`answer_errors`][redis_sync_aio.contrib.aiohttp.answer_errors] answers them.
+
+    Example:
+        ```python
+        from aiohttp import web
+
+        from redis_sync_aio import Lease
+        from redis_sync_aio.contrib.aiohttp import hold_lock
+
+        @hold_lock("account:{account}", timeout=2, leave_when_gone=True)
+        async def deposit(request: web.Request, lease: Lease) -> web.Response: ...
+        ```
     """
     hold = _web.lock_holds(name, timeout, ttl)
     return _decorator(RequestName(name, "name", values or {}), values or {}, hold, leave_when_gone)
@@ -139,11 +155,11 @@ def hold_permit(
 ) -> HoldLease:
     """Return a decorator that holds a permit of a semaphore while a handler runs, and gives it the `Lease`.
 
-    Args:
-        key: the semaphore's name, a template as that of `hold_lock`.
-        limit: how many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
+    The other arguments, and the errors, are those of [`hold_lock`][redis_sync_aio.contrib.aiohttp.hold_lock].
 
-    The other arguments, and the errors, are those of `hold_lock`.
+    Args:
+        key: The name of the semaphore, a template as for `hold_lock`.
+        limit: How many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
 
     Example:
         ```python
@@ -241,15 +257,20 @@ class Middleware(Protocol):
 
 
 def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
-    """Return a middleware that answers errors of locks: 423 when what a handler asked for is busy, 503 for the others.
+    """Return a middleware that answers errors of locks: 423 if what a handler asked for is busy, 503 for the others.
 
-    423 has a Retry-After: the seconds until the holder's lease ends unless it is renewed. 503 is for no answer of
-    Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the handler: the handler may have done its
-    work or not. No answer says more than that; the log does (``request_not_served``). If a part of another answer was
-    sent, the error is raised, and aiohttp closes the connection.
+    - 423 has a Retry-After: the seconds until the lease of the holder ends if it is not renewed.
+    - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the handler.
+      The handler may or may not have done its work.
 
-    ``also``: more errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from the application's own
-    commands. Raises TypeError for what is no class of exceptions.
+    The answers say no more than that; the log does (``request_not_served``). If a part of another answer was sent, the
+    error is raised, and aiohttp closes the connection.
+
+    Args:
+        also: More errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from commands of your own.
+
+    Raises:
+        TypeError: ``also`` has something that is not a class of exceptions.
     """
     kinds = _web.answered_kinds(also)
 

@@ -44,7 +44,13 @@ MAX_AHEAD = 65_536
 def lifespan_of(source: Source) -> Callable[[object], AbstractAsyncContextManager[SyncState]]:
     """Return a lifespan for Starlette that puts a client and its coordinator into the state, for `Limit` among others.
 
-    ``source``, and errors: as `redis_sync_aio.contrib.fastapi.lifespan_of`, which FastAPI applications use.
+    FastAPI applications use [`lifespan_of`][redis_sync_aio.contrib.fastapi.lifespan_of] of the module for FastAPI.
+
+    Args:
+        source: As for that function.
+
+    Raises:
+        TypeError: The source is none of those.
     """
     _web.check_source(source)
 
@@ -59,26 +65,32 @@ def lifespan_of(source: Source) -> Callable[[object], AbstractAsyncContextManage
 class Limit:
     """ASGI middleware that lets at most ``limit`` requests in at a time, over all processes that share a Redis.
 
-    A request has a permit of a semaphore until the application returns, so a stream to its end, and a websocket until
-    it is closed. When all are in use, or Redis does not answer, the answer is 503 with Retry-After. A websocket gets
-    the same if the server can answer it, else it is closed. When the permit of a request is lost, the application is
-    cancelled, and the answer is 503 if none has begun; else LeaseLost is raised, and the server closes the connection
-    (a websocket is closed with code 1013).
+    A request has a permit of a semaphore until the application returns: a stream to its end, a websocket until it is
+    closed.
+
+    - If all permits are in use, or Redis does not answer, the answer is 503 with Retry-After. A websocket gets the same
+      if the server can answer it, otherwise it is closed.
+    - If the permit of a request is lost, the application is cancelled. The answer is 503 if none has begun. Otherwise
+      LeaseLost is raised and the server closes the connection (a websocket with code 1013).
 
     Args:
-        app: the application.
-        limit: how many requests at a time, 1 to 1,000,000,000. While others use another limit, as in a rolling
+        app: The application.
+        limit: How many requests at a time, 1 to 1,000,000,000. While others use another limit, as in a rolling
             deployment, theirs counts.
-        client: a client, a `Coordinator`, or a function without arguments that returns one of these, at each request.
-            None: the coordinator in the state of the lifespan (`lifespan_of`).
-        name: the semaphore's.
-        timeout: seconds or timedelta a request waits at most; 0 (default): it does not wait; None: no limit. A client
-            that disconnects leaves the queue.
-        ttl: of the permits, which are renewed while they are held: seconds or timedelta, 0.01 to ten years.
-        retry_after: the seconds in Retry-After, from 0 on.
-        applies_to: a function of the scope of a request that returns whether it counts; None: all count.
+        client: A client, a `Coordinator`, or a function without arguments that returns one of these, called at each
+            request. None: the coordinator in the state of the lifespan (`lifespan_of`).
+        name: The name of the semaphore.
+        timeout: How long a request waits: seconds or timedelta. 0 (default): not at all. None: no limit. A request
+            whose client disconnects leaves the queue.
+        ttl: How long a permit lasts unless it is renewed, which it is while the request runs: seconds or timedelta,
+            0.01 to ten years.
+        retry_after: The seconds in Retry-After, 0 or more.
+        applies_to: A function of the scope of a request that returns whether the request counts. None: all count.
 
-    Raises TypeError or ValueError for bad arguments. A request raises what the application does.
+    Raises:
+        TypeError, ValueError: An argument is bad.
+
+    A request raises whatever the application raises.
 
     Example:
         ```python

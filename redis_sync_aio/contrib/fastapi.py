@@ -49,21 +49,27 @@ def lifespan_of(source: Source, *others: Lifespan) -> Callable[[FastAPI], Abstra
     """Return a lifespan that puts a client and its coordinator into the state: ``request.state.redis`` and ``.sync``.
 
     Args:
-        source: a client: a coordinator of its own is made at the start and closed at the end. Or a function without
-            arguments that returns a client, or a `Coordinator`: it is called at each start, and at the end what it
-            returned is closed, with the client of a coordinator. Or a `Coordinator`, which is not closed.
-        others: other lifespans. They are entered in this order, after the coordinator was made, and left before it is
+        source: One of three. A client: the lifespan makes a coordinator at the start and closes it at the end. A
+            function without arguments that returns a client or a `Coordinator`: it is called at each start, and what it
+            returned is closed at the end, including the client of a coordinator. A `Coordinator`: it is not closed.
+        others: Other lifespans. They are entered in this order after the coordinator was made, and left before it is
             closed. What they yield is added to the state.
 
-    Raises TypeError for any other source. At its start the lifespan raises TypeError if a route has a parameter whose
-    annotation is text that names nothing in its module, as that would always be answered with 422.
+    Raises:
+        TypeError: The source is none of these. At the start of the application: a route has a parameter whose
+            annotation is text that names nothing in its module, which FastAPI would always answer with 422.
 
-    It may be entered inside a lifespan of your own, which yields its state, too::
+    Example:
+        ```python
+        from contextlib import asynccontextmanager
+
+        from redis_sync_aio.contrib.fastapi import lifespan_of
 
         @asynccontextmanager
-        async def lifespan(app):
-            async with lifespan_of(redis)(app) as state, pool_of(app) as pool:
-                yield {**state, "pool": pool}
+        async def lifespan(app):  # inside a lifespan of your own
+            async with lifespan_of(redis)(app) as state:
+                yield {**state, "version": 7}
+        ```
     """
     _web.check_source(source)
 
@@ -181,22 +187,38 @@ def hold_lock(
 ) -> Depends:
     """Return a dependency that holds a lock while an endpoint runs, and gives it the `Lease`.
 
-    Use it in an annotation, ``OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=2)]``, or in
-    ``dependencies=[...]`` of a route or router. The endpoint is cancelled if the lease is lost.
+    Use it in an annotation, or in ``dependencies=[...]`` of a route or a router. The loss of the lease cancels the
+    endpoint.
 
     Args:
-        name: the lock's; its fields are parameters of the path or the query, as text, or with a type: ``{order_id}``,
-            ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type: "42" and "042" are two names.
-        timeout: seconds or timedelta a request waits at most; 0: it does not wait; None: no limit.
-        ttl: of the lease, which is renewed while it is held: seconds or timedelta, 0.01 to ten years.
-        leave_when_gone: a client that disconnects while its request waits leaves the queue, and the endpoint is not
-            called. The body is read before that, into memory.
-        scope: "function" (default): released before the response is sent; "request": after that, with streams.
-        values: for fields that are not parameters, where their value comes from: a function, as `fastapi.Depends` takes
-            it, or what ``Depends(...)`` returned: ``hold_lock("t:{user.tenant}", values={"user": current_user})``.
+        name: The name of the lock. Its fields are parameters of the path or the query, as text or with a type:
+            ``{order_id}``, ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type, since "42" and "042" are
+            two names.
+        timeout: How long a request waits: seconds or timedelta. 0: not at all. None: no limit.
+        ttl: How long the lease lasts unless it is renewed, which it is while the endpoint runs: seconds or timedelta,
+            0.01 to ten years.
+        leave_when_gone: Remove a request from the queue when its client disconnects, without calling the endpoint. The
+            body is read into memory before that.
+        scope: When the lock is released. "function" (default): before the response is sent. "request": after that,
+            streams included.
+        values: The sources of fields that are not parameters: functions, as `fastapi.Depends` takes them, or results of
+            ``Depends(...)``: ``hold_lock("t:{user.tenant}", values={"user": current_user})``.
 
-    Raises TypeError or ValueError when it is declared wrongly. A request raises, before its endpoint is called, what
-    `AsyncLock.acquire` does; and after it what `AsyncLock.hold` does. `answer_errors` answers both.
+    Raises:
+        TypeError, ValueError: At the declaration: an argument is bad.
+
+    A request raises the errors of `AsyncLock.acquire` before its endpoint is called, and those of `AsyncLock.hold`
+    after it. [`answer_errors`][redis_sync_aio.contrib.fastapi.answer_errors] answers both.
+
+    Example:
+        ```python
+        from typing import Annotated
+
+        from redis_sync_aio import Lease
+        from redis_sync_aio.contrib.fastapi import hold_lock
+
+        OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=2)]
+        ```
     """
     hold = _web.lock_holds(name, timeout, ttl)
     return _depends(RequestName(name, "name", values or {}), values or {}, hold, leave_when_gone, scope)
@@ -214,11 +236,11 @@ def hold_permit(
 ) -> Depends:
     """Return a dependency that holds a permit of a semaphore while an endpoint runs, and gives it the `Lease`.
 
-    Args:
-        key: the semaphore's name, a template as that of `hold_lock`.
-        limit: how many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
+    The other arguments, and the errors, are those of [`hold_lock`][redis_sync_aio.contrib.fastapi.hold_lock].
 
-    The other arguments, and the errors, are those of `hold_lock`.
+    Args:
+        key: The name of the semaphore, a template as for `hold_lock`.
+        limit: How many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
 
     Example:
         ```python
@@ -246,15 +268,22 @@ def _depends(
 
 
 def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> None:
-    """Let ``app`` answer errors of locks: 423 when the lock or permit of an endpoint is busy, 503 for the others.
+    """Let ``app`` answer errors of locks: 423 if the lock or permit of an endpoint is busy, 503 for the others.
 
-    423 has a Retry-After: the seconds until the holder's lease ends unless it is renewed. 503 is for no answer of
-    Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the endpoint: the endpoint may have done
-    its work or not. No answer says more than that; the log does (``request_not_served``). A websocket that is open is
-    closed with 1013. Both answers are described in the OpenAPI document, for the routes that hold something.
+    - 423 has a Retry-After: the seconds until the lease of the holder ends if it is not renewed.
+    - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the
+      endpoint. The endpoint may or may not have done its work.
+    - A websocket that is open is closed with 1013.
 
-    ``also``: more errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from the application's own
-    commands. Raises TypeError for what is no class of exceptions.
+    The answers say no more than that; the log does (``request_not_served``). Both are described in the OpenAPI
+    document, for the routes that hold something.
+
+    Args:
+        app: The application.
+        also: More errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from commands of your own.
+
+    Raises:
+        TypeError: ``also`` has something that is not a class of exceptions.
     """
     for kind in _web.answered_kinds(also):
         app.add_exception_handler(kind, _answer)  # type: ignore[arg-type]  # or of a WebSocket: None

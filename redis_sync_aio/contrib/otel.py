@@ -53,14 +53,17 @@ def _instruments(provider: MeterProvider | None) -> _series.Measure:
 
 
 class OpenTelemetryObserver:
-    """An observer that records metrics and spans by OpenTelemetry's API.
+    """An observer that records metrics and spans with the API of OpenTelemetry.
 
     Args:
-        meter_provider: where metrics go. Default: the global one.
-        tracer_provider: where spans go. Default: the global one.
-        acquire_spans: "waited" (default): a span ``acquire PATTERN`` for each request that had to wait; "always": for
-            each request; "never".
-        hold_spans: whether each lease has a span ``hold PATTERN``.
+        meter_provider: Where metrics go. None: the global provider.
+        tracer_provider: Where spans go. None: the global provider.
+        acquire_spans: Which requests get a span ``acquire PATTERN``. "waited" (default): those that had to wait.
+            "always": all. "never": none.
+        hold_spans: Whether each lease gets a span ``hold PATTERN``.
+
+    Raises:
+        ValueError: ``acquire_spans`` is none of these.
     """
 
     def __init__(
@@ -98,8 +101,24 @@ def instrument(
 ) -> None:
     """Observe every coordinator of this process, until `uninstrument`. A second call replaces the first.
 
-    ``pattern_of``: a function that returns the pattern of a name, or None: then it is the part before the first ":" and
-    ":*". The other arguments, and errors, are those of `OpenTelemetryObserver`.
+    Args:
+        meter_provider: As for `OpenTelemetryObserver`.
+        tracer_provider: As for `OpenTelemetryObserver`.
+        acquire_spans: As for `OpenTelemetryObserver`.
+        hold_spans: As for `OpenTelemetryObserver`.
+        pattern_of: A function that returns the pattern of a name. None, or a result of None: the part before the first
+            ":", and ":*".
+
+    Raises:
+        ValueError: ``acquire_spans`` is bad.
+
+    Example:
+        ```python
+        from redis_sync_aio.contrib import otel
+
+        otel.instrument()
+        otel.uninstrument()  # at the end of the process, or of a test
+        ```
     """
     observer = OpenTelemetryObserver(
         meter_provider=meter_provider,

@@ -98,10 +98,15 @@ def _values(series: Series, attributes: Attributes) -> list[str]:
 
 
 def collect(registry: CollectorRegistry = REGISTRY, *, pattern_of: PatternOf | None = None) -> PrometheusObserver:
-    """Observe every coordinator of this process, until the returned observer is closed.
+    """Observe every coordinator of this process, until the observer that is returned is closed.
 
-    ``pattern_of``: a function that returns the pattern of a name, or None: then it is the part before the first ":" and
-    ":*". Raises ValueError when ``registry`` has the series already.
+    Args:
+        registry: Where the series are registered. Default: the global registry of prometheus-client.
+        pattern_of: A function that returns the pattern of a name. None, or a result of None: the part before the first
+            ":", and ":*".
+
+    Raises:
+        ValueError: The registry has the series already.
     """
     observer = PrometheusObserver(registry)
     observer._closing.enter_context(observe_all(observer, pattern_of=pattern_of))
