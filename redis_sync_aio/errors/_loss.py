@@ -63,9 +63,9 @@ class LeaseLost(SyncError):
     [`Lease.transaction`][redis_sync_aio.Lease.transaction] are not made after the loss. A resource that checks the
     fence refuses them as soon as it has seen the next holder. ``reason`` is one of:
 
-    - ``"expired"``: The time of the lease was up (not to be renewed, ``max_hold``, or renewals refused), or the lease is gone from the server
-      before that: it was released by its identity or by force, its key was deleted, or the server lost it. The message
-      says which of the two happened; it cannot say who did it.
+    - ``"expired"``: The time of the lease was up (not renewed on purpose, ``max_hold``, renewals refused). Or it is
+      gone from the server before that: it was released by its identity or by force, its key was deleted, or
+      the server lost it. The message says which of the two happened; it cannot say who did it.
     - ``"taken"``: Another token is under the key. Another client holds the lock now.
     - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
     - ``"late"``: The deadline passed because this process did not renew in time: it, or its event loop, stood still or
