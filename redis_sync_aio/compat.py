@@ -75,14 +75,14 @@ class Lock(RedisLock):
     reach, ResponseError or a subclass when it refuses a command. TypeError and ValueError are for bad arguments.
 
     Args:
-        redis: a `redis.asyncio.Redis` or `RedisCluster`; its implicit coordinator is used.
-        name: the key; excludes all other locks on that key.
-        timeout: seconds until the lock ends by itself; None or 0: never.
-        sleep: seconds between two tries of an acquire with ``token=``.
-        blocking: whether `acquire` waits.
-        blocking_timeout: for how many seconds `acquire` waits; None: forever.
-        thread_local: keep the token in thread-local storage, so that only this thread sees it.
-        raise_on_release_error: raise when the lock is lost at the end of ``async with``; False: log a warning.
+        redis: A `redis.asyncio.Redis` or `RedisCluster`; its implicit coordinator is used.
+        name: The key; excludes all other locks on that key.
+        timeout: Seconds until the lock ends by itself; None or 0: never.
+        sleep: Seconds between two tries of an acquire with ``token=``.
+        blocking: Whether `acquire` waits.
+        blocking_timeout: For how many seconds `acquire` waits; None: forever.
+        thread_local: Keep the token in thread-local storage, so that only this thread sees it.
+        raise_on_release_error: Raise when the lock is lost at the end of ``async with``; False: log a warning.
 
     All of these are attributes that may be changed. Seconds are real numbers of any type, or a timedelta. Subclasses
     may override `acquire`, `release`, `extend` and `reacquire`. To override what redis-py's lock has inside

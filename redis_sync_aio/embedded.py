@@ -85,9 +85,9 @@ class EmbeddedServer:
     Args:
         port: None = unix socket only; 0 = a free TCP port of 127.0.0.1 out of 20000-29999; else a TCP port.
             The unix socket is there in any case.
-        args: further server options, such as ``["--requirepass", "secret"]``; they win over those set here.
-        persistent: write each change to disk before it is answered, so that `restart` can keep the data.
-        start_timeout: seconds until the server has to answer, loading its data included.
+        args: Further server options, such as ``["--requirepass", "secret"]``; they win over those set here.
+        persistent: Write each change to disk before it is answered, so that `restart` can keep the data.
+        start_timeout: Seconds until the server has to answer, loading its data included.
 
     Example:
         ```python
@@ -152,9 +152,12 @@ class EmbeddedServer:
         return Redis(unix_socket_path=path, **options)
 
     def start(self) -> None:
-        """Start the server, blocking until it answers (about 40 ms); after `kill`, on the data left.
+        """Start the server, blocking until it answers (about 40 ms). After `kill` it starts on the data that are left.
 
-        RuntimeError if it runs; ServerNotFound; ServerNotStarted if it dies or is late: all is undone then.
+        Raises:
+            RuntimeError: The server runs already.
+            ServerNotFound: There is no server executable.
+            ServerNotStarted: The server died, or did not answer in time. Everything is undone.
         """
         with contextlib.closing(self._bring_up()) as polls:
             for _ in polls:

@@ -27,15 +27,17 @@ class HeldHere:
     """A lease of this process.
 
     Attributes:
-        name: name of the lock. A reentrant lock and a multi-lock are shown as the locks that they are made of.
+        name: The name of the lock. A reentrant lock and a multi-lock are shown as the locks that they are made of.
         kind: "lock", "robust", "semaphore", "read" or "write"; for a moment "event", "latch" or "barrier".
-        token, identity, fence: of the lease.
-        weight: how many permits; 1 for all but semaphores.
-        held_for: seconds since the grant.
-        remaining: seconds for which it is certainly held unless it is renewed; None: it has no end.
-        task: name of the task that acquired it; None if that has ended, or an identity or another lease owns it.
-        origin: where it was acquired, "FILE:LINE in FUNCTION"; only with ``Coordinator(origins=True)``, and not for
-            leases that tasks share.
+        token: The token of the lease.
+        identity: The identity that the caller gave, or None.
+        fence: The fence of the lease.
+        weight: How many permits; 1 for all but semaphores.
+        held_for: Seconds since the grant.
+        remaining: Seconds for which it is certainly held unless it is renewed. None: it has no end.
+        task: The name of the task that acquired it. None: the task has ended, or an identity or another lease owns it.
+        origin: The place that acquired it, "FILE:LINE in FUNCTION". Only with ``Coordinator(origins=True)``, and not
+            for leases that tasks share.
     """
 
     name: str
@@ -55,9 +57,10 @@ class WaitingHere:
     """A task of this process that waits.
 
     Attributes:
-        name, kind: as `HeldHere`.
-        waited: seconds since it asked; None for tasks that share, and wait for each other.
-        task: name of the task; None if it is not known.
+        name: As for `HeldHere`.
+        kind: As for `HeldHere`.
+        waited: Seconds since it asked. None: the task shares, and waits for another task of this process.
+        task: The name of the task. None: it is not known.
     """
 
     name: str
@@ -71,8 +74,8 @@ class CoordinatorStatistics:
     """The leases and waits of a coordinator, by name: the view of this process, without asking the server.
 
     Attributes:
-        held: the leases, by name, the oldest first of each.
-        waiting: the tasks that wait, by name.
+        held: The leases, by name, the oldest first of each.
+        waiting: The tasks that wait, by name.
     """
 
     held: tuple[HeldHere, ...] = ()

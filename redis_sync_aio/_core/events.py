@@ -20,14 +20,15 @@ class Event:
     """Base of all events.
 
     Attributes:
-        kind: "lock", "semaphore", "read", "write", "reentrant", "multi", "redlock", "robust", "election",
-            "event", "latch" or "barrier"; for an event about a whole coordinator "".
-        name: what is locked, as text; those of a multi-lock are joined by ", ". "" for an event about a coordinator.
-        pattern: what names of this sort have in common, for metrics: the template of `synchronized`, or what
-            ``pattern_of`` says, or the part before the first ":" and ":*", or the name if it has no ":".
-        server: the address of the server, without credentials.
-        time: when it happened: seconds on a monotonic clock of this process. Only differences mean anything.
-        request: a number that the events of one request have in common, unique in this process; 0 for an event about a
+        kind: "lock", "semaphore", "read", "write", "reentrant", "multi", "redlock", "robust", "election", "event",
+            "latch" or "barrier". "" for an event about a whole coordinator.
+        name: The name of the lock, as text; the names of a multi-lock are joined by ", ". "" for an event about a
+            coordinator.
+        pattern: The part that names of this sort have in common, for metrics: the template of `synchronized`, or the
+            result of ``pattern_of``, or the part before the first ":" and ":*", or the name if it has no ":".
+        server: The address of the server, without credentials.
+        time: Seconds on a monotonic clock of this process. Only differences mean anything.
+        request: A number that the events of one request share, unique in this process. 0 for an event about a
             coordinator.
     """
 
@@ -49,10 +50,10 @@ class Granted(Event):
     """The task has its lease. Exactly one of `Released` and `Lost` follows.
 
     Attributes:
-        waited: seconds since `Requested`.
-        contended: whether it had to wait for another holder.
-        fence: the fence of the lease.
-        token: the token of the lease, which is the value under the key of a lock.
+        waited: Seconds since `Requested`.
+        contended: Whether it had to wait for another holder.
+        fence: The fence of the lease.
+        token: The token of the lease, which is the value under the key of a lock.
     """
 
     waited: float
@@ -66,10 +67,10 @@ class Withdrawn(Event):
     """A request ended without a lease.
 
     Attributes:
-        outcome: "timeout": its time was up; "cancelled": the task was; "taken": others had it, and the request did not
-            wait (`try_acquire`, or ``timeout=0``); "error": it raised anything else.
-        waited: seconds since `Requested`.
-        error: what was raised for outcome "timeout" and "error"; else None.
+        outcome: "timeout": its time was up. "cancelled": the task was cancelled. "taken": others had the lock, and the
+            request did not wait (`try_acquire`, or ``timeout=0``). "error": it raised anything else.
+        waited: Seconds since `Requested`.
+        error: The exception, for the outcomes "timeout" and "error". Else None.
     """
 
     outcome: WithdrawnOutcome
@@ -84,7 +85,7 @@ class Released(Event):
     A waiter of an event, a latch or a barrier holds nothing: this follows `Granted` immediately.
 
     Attributes:
-        held: seconds since `Granted`.
+        held: Seconds since `Granted`.
     """
 
     held: float
@@ -95,8 +96,9 @@ class Lost(Event):
     """A lease ended before its holder released it.
 
     Attributes:
-        reason: as that of `LeaseLost`; or "forgotten": nothing refers to the lease any more.
-        held: seconds since `Granted`.
+        reason: The reason of [`LeaseLost`][redis_sync_aio.LeaseLost], or "forgotten": nothing refers to the lease any
+            more.
+        held: Seconds since `Granted`.
     """
 
     reason: LostReason
@@ -108,8 +110,8 @@ class RenewedLate(Event):
     """A renewal was sent late, and may still be in time: the event loop was blocked.
 
     Attributes:
-        lateness: seconds by which it was late.
-        left: seconds that were left of the lease.
+        lateness: Seconds by which it was late.
+        left: Seconds that were left of the lease.
     """
 
     lateness: float
@@ -118,15 +120,15 @@ class RenewedLate(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOver(Event):
-    """A task got from another task of this process what that one held, without a command. `Granted` follows."""
+    """A task got the lease of another task of this process without a command. `Granted` follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled(Event):
-    """The event loop ran nothing for a while. It is only measured while a coordinator holds something.
+    """The event loop ran nothing for a while. Measured only while a coordinator holds something.
 
     Attributes:
-        seconds: for how long, 0.1 at least.
+        seconds: How long, at least 0.1.
     """
 
     seconds: float
@@ -134,7 +136,7 @@ class Stalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLost(Event):
-    """The connection to a server was lost. If it is still needed, another one is being opened."""
+    """The connection to a server was lost. If it is still needed, a new one is being opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +144,8 @@ class ConnectionRestored(Event):
     """There is a connection to a server again.
 
     Attributes:
-        after: seconds since `ConnectionLost`.
-        rechecked: how many leases and requests ask the server now what became of them.
+        after: Seconds since `ConnectionLost`.
+        rechecked: How many leases and requests now ask the server about their state.
     """
 
     after: float

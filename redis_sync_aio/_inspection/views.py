@@ -112,18 +112,18 @@ class NameView:
     """A lock, a semaphore, a read/write lock, an event, a latch or a barrier, as the server knows it.
 
     Attributes:
-        name: its name.
+        name: Its name.
         kind: "lock", "robust" (a lock with a record of its work), "semaphore", "read_write", "event", "latch" or
             "barrier". A reentrant lock, and each name of a multi-lock, is a "lock".
-        server: the address of the server, or the shard, that has it.
-        holders: the holders, those whose lease ends first at the front; as many as were asked for.
-        waiters: the requests in the queue, in order; as many as were asked for.
-        held: how many permits are held; 1 for a lock that is held. Of a read/write lock the number of holders.
-        waiting: how many requests are in the queue.
-        limit: how many permits there are; 1 for a lock. None: of anything else but a semaphore, or not known.
-        available: how many permits are free; None where ``limit`` is. Waiters come first.
-        fence: the last fence that is remembered, None if there is none.
-        problems: what looks wrong.
+        server: The address of the server, or the shard, that has it.
+        holders: The holders, those whose lease ends first at the front; as many as were asked for.
+        waiters: The requests in the queue, in order; as many as were asked for.
+        held: How many permits are held; 1 for a lock that is held. Of a read/write lock the number of holders.
+        waiting: How many requests are in the queue.
+        limit: How many permits there are; 1 for a lock. None: of anything else but a semaphore, or not known.
+        available: How many permits are free; None where ``limit`` is. Waiters come first.
+        fence: The last fence that is remembered, None if there is none.
+        problems: What looks wrong.
     """
 
     name: str

@@ -60,8 +60,8 @@ class UndoSteps(Mapping[str, UndoStep]):
         """Return a decorator that registers a coroutine function under ``name``, and leaves it as it is.
 
         Raises:
-            TypeError: the name is not text, or what is decorated is not a coroutine function.
-            ValueError: the name is taken, or empty.
+            TypeError: The name is not text, or what is decorated is not a coroutine function.
+            ValueError: The name is taken, or empty.
         """
         if not isinstance(name, str):
             raise TypeError(f'a step needs a name, as in @steps.step("refund"), not {shown(name)}')

@@ -44,13 +44,13 @@ class AcquireTimeout(SyncError, TimeoutError):
         """Return the error for a lock, or a side of a read/write lock, that was not granted in time.
 
         Args:
-            name: the attribute.
-            remaining: the attribute.
-            answered: the attribute.
-            within: the seconds that it was waited for.
-            held_here: this process holds it.
-            upgradable: of a read/write lock: this process reads it, and wants to write. None: it has no sides.
-            data: what its key has, if that is no lock.
+            name: The attribute.
+            remaining: The attribute.
+            answered: The attribute.
+            within: The seconds that it was waited for.
+            held_here: This process holds it.
+            upgradable: Of a read/write lock: this process reads it, and wants to write. None: it has no sides.
+            data: What its key has, if that is no lock.
         """
         failed = f"{name!r} was not {'free' if answered else 'granted'}{_within(within)}"
         if not answered:
@@ -78,13 +78,13 @@ class AcquireTimeout(SyncError, TimeoutError):
         """Return the error for permits that were not granted in time.
 
         Args:
-            name: the attribute.
-            remaining: the attribute.
-            answered: the attribute.
-            within: the seconds that it was waited for.
-            weight: the permits that were asked for.
-            limit: all that there are, or 0 if the caller left that to the server.
-            held_here: the permits that this process holds.
+            name: The attribute.
+            remaining: The attribute.
+            answered: The attribute.
+            within: The seconds that it was waited for.
+            weight: The permits that were asked for.
+            limit: All that there are, or 0 if the caller left that to the server.
+            held_here: The permits that this process holds.
         """
         if not answered:
             why = f"{name!r} was not granted{_within(within)}: {_no_answer(name)}"
@@ -234,11 +234,11 @@ class LimitMismatch(SyncError, ValueError):
         """Word the message.
 
         Args:
-            name: the semaphore's.
-            expected: the attribute.
-            found: the attribute.
-            weight: what was asked for, if it is too heavy for the server's limit.
-            resized: the server's limit was set by `resize`.
+            name: The semaphore's.
+            expected: The attribute.
+            found: The attribute.
+            weight: What was asked for, if it is too heavy for the server's limit.
+            resized: The server's limit was set by `resize`.
         """
         if found is None:
             why = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"

@@ -169,13 +169,13 @@ class CommandRefused(SyncError):
         """Return the error, of the class for ``code``, for an error reply.
 
         Args:
-            name: the lock that the command was about; empty: the connection was refused.
-            code: the first word of the reply.
-            reply: all of the reply.
-            keys: the keys of the lock.
-            lacks: what the server does not have.
-            scripts_refused: the error reply by which the server refused scripts before.
-            repeated: the reply to an earlier copy of the command was lost.
+            name: The lock that the command was about; empty: the connection was refused.
+            code: The first word of the reply.
+            reply: All of the reply.
+            keys: The keys of the lock.
+            lacks: What the server does not have.
+            scripts_refused: The error reply by which the server refused scripts before.
+            repeated: The reply to an earlier copy of the command was lost.
         """
         kind, advice = _BY_CODE.get(code, (CommandRefused, "" if repeated else "nothing was changed"))
         if scripts_refused and code == "NOPERM":

@@ -35,14 +35,14 @@ class Conflict(SyncError):
         """Word the message.
 
         Args:
-            attempts: the attribute.
-            conflicts: the attribute.
-            elapsed: the attribute.
-            keys: the attribute.
-            lease: the lock whose lease guarded the commit, if one did.
-            more_attempts: the number of attempts was the limit; else the time was.
-            escalates: the transaction takes turns after some conflicts.
-            turn_taken: others had the turn until the deadline.
+            attempts: The attribute.
+            conflicts: The attribute.
+            elapsed: The attribute.
+            keys: The attribute.
+            lease: The lock whose lease guarded the commit, if one did.
+            more_attempts: The number of attempts was the limit; else the time was.
+            escalates: The transaction takes turns after some conflicts.
+            turn_taken: Others had the turn until the deadline.
         """
         if lease:
             found = f"others changed {listed(keys)}, or " if keys else ""
@@ -101,13 +101,13 @@ class OutcomeUnknown(SyncError):
         """Word the message.
 
         Args:
-            attempts: the attribute.
-            keys: the attribute.
-            lease: the lock whose lease guarded the commit, if one did.
-            declared: what the caller declared about repeating the body.
-            cancelled: the loop was cancelled while EXEC was in flight.
-            later_error: the type of the error that ended a later run of the body; then an earlier EXEC is meant.
-            marker_error: why the marker that tells could not be read.
+            attempts: The attribute.
+            keys: The attribute.
+            lease: The lock whose lease guarded the commit, if one did.
+            declared: What the caller declared about repeating the body.
+            cancelled: The loop was cancelled while EXEC was in flight.
+            later_error: The type of the error that ended a later run of the body; then an earlier EXEC is meant.
+            marker_error: Why the marker that tells could not be read.
         """
         what = f"what was guarded by the lease on {lease!r}" if lease else f"the transaction on {listed(keys)}"
         if cancelled:
@@ -148,11 +148,11 @@ class PartiallyApplied(SyncError):
         """Word the message.
 
         Args:
-            replies: the attribute.
-            command: the name of the first command that failed; if none did, of the first whose reply cannot be read.
-            index: its index in ``replies``.
-            failed: how many commands failed.
-            multi: the error reply to MULTI, if that was refused and each command was executed on its own.
+            replies: The attribute.
+            command: The name of the first command that failed; if none did, of the first whose reply cannot be read.
+            index: Its index in ``replies``.
+            failed: How many commands failed.
+            multi: The error reply to MULTI, if that was refused and each command was executed on its own.
         """
         count = len(replies)
         which = f"command {index + 1} of {count} ({command})"

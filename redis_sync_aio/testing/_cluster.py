@@ -24,20 +24,21 @@ OPTIONS: Final = (
 
 
 class ClusterTopology(Topology):
-    """A Redis Cluster: primaries that share the hash slots, and perhaps a replica of each. It is up in two seconds.
+    """A Redis Cluster: primaries that share the hash slots, and optionally a replica of each. It starts in two seconds.
 
     Args:
-        shards: number of primaries, at least 3: fewer cannot agree on a failover.
+        shards: The number of primaries, at least 3: fewer cannot agree on a failover.
         replicas: 0, or 1 for each shard.
-        bounds: the first slot of each shard, and 16384; default: equal shares.
-        node_timeout: seconds of silence after which a node counts as failing. Default: 1 where one can be replaced or
-            isolated, else 15, since a busy machine is no failure.
-        isolation: let nodes take DEBUG commands, which `isolate` needs.
-        args: further options of each server.
+        bounds: The first slot of each shard, and 16384. Default: equal shares.
+        node_timeout: Seconds of silence after which a node counts as failing. Default: 1 where one can be replaced or
+            isolated, else 15, since a busy machine is not a failure.
+        isolation: Let nodes take DEBUG commands, which `isolate` needs.
+        args: Further options of each server.
 
     Attributes:
-        primaries, replicas: the servers as they were at the start, in the order of the shards.
-        ids: the id of each node.
+        primaries: The primaries as they were at the start, in the order of the shards.
+        replicas: Their replicas, in the same order.
+        ids: The id of each node.
 
     Example:
         ```python

@@ -133,11 +133,11 @@ class Rule:
     """An action for some commands or pushes, and what came of it. `FaultProxy.on` makes it.
 
     Attributes:
-        hits: how many matched, the skipped ones included.
-        acted: how often the action was taken.
-        fired: set when it has closed, answered or dropped; when it begins to hold, delay or swallow; or when the
+        hits: How many matched, the skipped ones included.
+        acted: How often the action was taken.
+        fired: Set when it has closed, answered or dropped; when it begins to hold, delay or swallow; or when the
             connection that it acted on has ended.
-        release: set it to let go what HOLD and HOLD_REPLY keep.
+        release: Set it to let go what HOLD and HOLD_REPLY keep.
     """
 
     def __init__(self, match: Predicate, action: Action, times: int | None = None, skip: int = 0) -> None:

@@ -70,11 +70,11 @@ def make_fixtures(
     """Return fixtures ``<prefix>_client`` and ``<prefix>_coordinator`` of another scope, or with other options.
 
     Args:
-        scope: of pytest. The event loop of the tests has to live as long: a coordinator is used in one loop only.
-        prefix: of their names; those with "sync" take the place of the plugin's.
-        client: options of the client, such as ``{"decode_responses": True}``.
-        coordinator: options of `Coordinator`, such as ``{"claim": 1}``.
-        clean: begin with an empty database. Say False for fixtures that are used within the lifetime of others.
+        scope: Of pytest. The event loop of the tests has to live as long: a coordinator is used in one loop only.
+        prefix: Of their names; those with "sync" take the place of the plugin's.
+        client: Options of the client, such as ``{"decode_responses": True}``.
+        coordinator: Options of `Coordinator`, such as ``{"claim": 1}``.
+        clean: Begin with an empty database. Say False for fixtures that are used within the lifetime of others.
 
     Example (conftest.py):
         module_client, module_coordinator = make_fixtures("module", prefix="module")

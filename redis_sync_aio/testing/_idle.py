@@ -29,12 +29,12 @@ async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0
     names that are held or waited for, by any process.
 
     Args:
-        client: an asyncio client, or a `Coordinator`, which may stay open.
-        within: seconds (or timedelta) for what is about to end by itself, such as a release in flight.
+        client: An asyncio client, or a `Coordinator`, which may stay open.
+        within: Seconds (or timedelta) for what is about to end by itself, such as a release in flight.
 
     Raises:
-        AssertionError: something is left; the message lists all of it.
-        Unreachable, CommandRefused: the server could not be asked.
+        AssertionError: Something is left; the message lists all of it.
+        Unreachable, CommandRefused: The server could not be asked.
     """
     source, left, limit = client_of(client), list[str](), seconds(within, "within")
     own = None if client is source else cast("CoordinatorLike", client)._binding.started

@@ -25,27 +25,26 @@ from . import _causes
 
 
 async def lose(lease: Lease, reason: LossReason = "taken") -> None:
-    """Let ``lease`` be lost for ``reason``; return when it is.
+    """Make ``lease`` lost for ``reason``, and return when it is.
 
-    The loss is not pretended: its cause happens, within half a second.
+    The loss is not simulated: its cause happens, within half a second.
 
-    - "expired": the lease is released at the server behind the back of its holder, and then renewed.
-    - "taken": another token is put under the key of the lock, for a minute; then the lease is renewed.
-    - "unreachable": the server lets the lease end in 0.1 seconds, and no command about it gets there meanwhile.
-    - "late": the server does the same, and this event loop stands still for up to 0.2 seconds, with all its tasks.
-    - "closed": the coordinator gives the lease up by the step that closing takes for each lease, and goes on. To see
-      all of its leases lost, close the coordinator.
-    - "released": another task releases it while its body runs.
+    - "expired": The lease is released on the server behind the back of its holder, and then renewed.
+    - "taken": Another token is put under the key of the lock, for a minute. Then the lease is renewed.
+    - "unreachable": The server lets the lease end in 0.1 seconds, and no command about it gets there meanwhile.
+    - "late": The server does the same, and this event loop stands still for up to 0.2 seconds, with all its tasks.
+    - "closed": The coordinator gives the lease up as it does when it closes, and goes on. To lose all its leases, close
+      it.
+    - "released": Another task releases the lease while its body runs.
 
     A lease that is not renewed cannot be late, and one without an end (``ttl=None``) asks the server nothing: these are
-    declared lost, without a cause. What was lost is then released at the server, unless it is
-    "taken". A lease that stands on others (multi-lock, reentrant lock, Redlock) is lost with as many of them as it
-    takes, one after the other. If the body of the lease calls this itself, it is cancelled at its next ``await``,
-    perhaps in here.
+    declared lost without a cause. A lost lease is then released on the server, unless it is "taken". A lease that
+    stands on others (multi-lock, reentrant lock, Redlock) is lost with as many of them as it takes, one after the
+    other. If the body of the lease calls this itself, it is cancelled at its next ``await``, perhaps in here.
 
     Raises:
-        ValueError: no such reason; permits are never "taken"; there is no body for "released".
-        LeaseLost, NotHeld: it is not held any more.
+        ValueError: There is no such reason, the reason is "taken" for permits, or "released" without a body.
+        LeaseLost, NotHeld: The lease is not held any more.
 
     Example:
         ```python
@@ -75,15 +74,15 @@ async def lose(lease: Lease, reason: LossReason = "taken") -> None:
 
 
 async def steal(source: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 60.0) -> str:
-    """Take a lock by force, as another client that disregards it; return the token that holds it now.
+    """Take a lock by force, as a client that disregards it would, and return the token that holds it now.
 
-    Its holder loses it: holders in this event loop have noticed when this returns (reason "taken"), others
-    at their next renewal. Waiters go on waiting. ``await lock.release(identity=token)`` gives it to the next of them.
+    Holders in this event loop have noticed the loss when this returns (reason "taken"). Others notice at their next
+    renewal. Waiters go on waiting. ``await lock.release(identity=token)`` gives the lock to the next of them.
 
     Args:
-        source: an asyncio client or a `Coordinator`, on the server of the lock.
-        name: of a lock; semaphores and read/write locks have other keys.
-        ttl: seconds (or timedelta) for which it is taken.
+        source: An asyncio client or a `Coordinator`, on the server of the lock.
+        name: The name of a lock. Semaphores and read/write locks have other keys.
+        ttl: How long the lock is taken: seconds or timedelta.
     """
     key, token = AsyncLock(source, name)._keys.all[0], f"stolen:{secrets.token_hex(8)}"
     await _put(client_of(source), key, token, ttl_ms(ttl))
@@ -97,8 +96,13 @@ async def steal(source: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 
 def freeze_renewals(source: Client | CoordinatorLike) -> Iterator[None]:
     """Send no renewals in the ``with`` block, so that leases end with their ttl (reason "expired").
 
-    ``source``: a `Coordinator`, or a client, whose implicit coordinator is meant. `Lease.extend` still works. At the
-    end of the block what is still held is renewed. Raises RuntimeError if renewals are frozen already.
+    `Lease.extend` still works. At the end of the block the leases that are still held are renewed.
+
+    Args:
+        source: A `Coordinator`, or a client, which stands for its implicit coordinator.
+
+    Raises:
+        RuntimeError: Renewals are frozen already.
 
     Example:
         ```python

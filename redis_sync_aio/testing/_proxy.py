@@ -158,18 +158,18 @@ class FaultProxy:
     It lives in the event loop of the test. Each connection to it gets one of its own to the server.
 
     Args:
-        upstream: the server: an `EmbeddedServer`, ``(host, port)``, a URL, or the path of a unix socket.
-        tls: a context for the side of the clients; they speak TLS then. The server's side does not.
+        upstream: The server: an `EmbeddedServer`, ``(host, port)``, a URL, or the path of a unix socket.
+        tls: A context for the side of the clients; they speak TLS then. The server's side does not.
 
     Attributes:
-        port: where it listens.
-        refuse: close new connections immediately; with `cut` a partition that clients notice.
-        black_hole: let nothing pass in any direction, and close no connection: one that they do not notice.
-        latency: seconds that everything is in flight, in each direction.
-        fragment: pass everything on in pieces of so many bytes; 0: whole.
-        commands: how many commands were passed on to the server, by name in capitals.
-        connections: how many connections were opened so far; `live`: how many are open.
-        errors: what was not RESP. The first one is raised at the end of the ``async with``.
+        port: Where it listens.
+        refuse: Close new connections immediately; with `cut` a partition that clients notice.
+        black_hole: Let nothing pass in any direction, and close no connection: one that they do not notice.
+        latency: Seconds that everything is in flight, in each direction.
+        fragment: Pass everything on in pieces of so many bytes; 0: whole.
+        commands: How many commands were passed on to the server, by name in capitals.
+        connections: How many connections were opened so far; `live`: how many are open.
+        errors: What was not RESP. The first one is raised at the end of the ``async with``.
 
     Example:
         ```python
@@ -245,10 +245,16 @@ class FaultProxy:
             raise self.errors[0]
 
     def on(self, match: Match, action: Action, times: int | None = 1, skip: int = 0) -> Rule:
-        """Act on commands: so many ``times`` (None: always), after ``skip`` of them.
+        """Apply an action to commands that match, and return the rule.
 
-        ``match`` is a name, as in "EVALSHA" or "CLIENT ID", or a predicate on the arguments (`arg`, `script`,
-        `anything`). Of several rules for one command, the first one made that is due acts.
+        Args:
+            match: A name, as in "EVALSHA" or "CLIENT ID", or a predicate on the arguments (`arg`, `script`,
+                `anything`).
+            action: What happens to the command.
+            times: How often the action is taken. None: always.
+            skip: How many matching commands pass before that.
+
+        If several rules match one command, the first that was made and is due acts.
         """
         rule = Rule(match if callable(match) else command(match), action, times, skip)
         self._rules.append(rule)

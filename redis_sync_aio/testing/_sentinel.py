@@ -47,18 +47,19 @@ class PrimaryClient(Redis):
 
 
 class SentinelTopology(Topology):
-    """A primary, a replica and sentinels: what a highly available Redis is. It is up in a second.
+    """A primary, a replica and sentinels: a highly available Redis. It starts in a second.
 
     Args:
-        sentinels: number of sentinels; more than half of them decide.
-        group: name of the primary at the sentinels.
-        down_after: seconds of silence after which the primary counts as dead. Less than one is too short for a busy
+        sentinels: The number of sentinels. More than half of them decide.
+        group: The name of the primary at the sentinels.
+        down_after: Seconds of silence after which the primary counts as dead. Less than one is too short for a busy
             machine.
-        args: further options of the primary and the replica.
+        args: Further options of the primary and the replica.
 
     Attributes:
-        primary, replica: as they were at the start.
-        sentinels: the sentinels, as servers.
+        primary: The primary as it was at the start.
+        replica: The replica as it was at the start.
+        sentinels: The sentinels, as servers.
 
     Example:
         ```python

@@ -78,9 +78,9 @@ class IndependentServers(Topology):
     """Servers that know nothing of each other, for a Redlock.
 
     Args:
-        count: how many.
-        args: further options of each server.
-        persistent: as of `EmbeddedServer`.
+        count: How many.
+        args: Further options of each server.
+        persistent: As of `EmbeddedServer`.
 
     Example:
         ```python

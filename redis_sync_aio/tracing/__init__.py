@@ -38,7 +38,7 @@ TITLE = "Who held which lock, and when"
 
 
 class Trace:
-    """The events that were traced. `tracing` and `merged` make it."""
+    """The events of a run. `tracing` and `merged` make it."""
 
     def __init__(self, recorded: Recorder | Timeline) -> None:
         self._recorded = recorded
@@ -49,26 +49,27 @@ class Trace:
 
     @property
     def requests(self) -> int:
-        """Number of requests that it has."""
+        """The number of requests in the trace."""
         return len(self._timeline.turns)
 
     @property
     def dropped(self) -> int:
-        """Number of earlier requests and marks that it had to forget, since there were more than its limit."""
+        """The number of earlier requests and marks that were forgotten, since there were more than the limit."""
         return self._timeline.dropped
 
     def save(self, path: str | os.PathLike[str], *, title: str = TITLE, subtitle: str = "", by: By = "process") -> None:
-        """Write it to a file: a picture (.svg), a page with it (.html), or trace events (.json).
+        """Write the trace to a file: a picture (.svg), a page with the picture (.html), or trace events (.json).
 
         Args:
-            path: where to. The suffix chooses what is written; a file that is there is replaced.
-            title: the title of the picture.
-            subtitle: the line below it. Default: one that explains the picture.
-            by: "process" (default): a part for each process, with a row for each name; "name": one row for each name,
+            path: The file. The suffix chooses the format. An existing file is replaced.
+            title: The title of the picture.
+            subtitle: The line below it. Default: a line that explains the picture.
+            by: "process" (default): a part for each process, with a row for each name. "name": one row for each name,
                 in which each process has its colour.
 
         Raises:
-            ValueError: another suffix. OSError: the file cannot be written.
+            ValueError: The suffix is another one.
+            OSError: The file cannot be written.
         """
         path, timeline = Path(path), self._timeline
         match path.suffix.lower():
@@ -90,13 +91,15 @@ async def tracing(
     """Trace what happens to locks inside the block.
 
     Args:
-        coordinator: whose locks to trace. Default: those of all coordinators of this process, implicit ones as well.
-        limit: the number of requests that are remembered, the latest; the picture says how many were dropped.
-        process: the name of this process in pictures. Default: host and process id.
+        coordinator: The coordinator whose locks are traced. None: all coordinators of this process, including implicit
+            ones.
+        limit: How many requests are remembered, the latest ones. The picture says how many were dropped.
+        process: The name of this process in pictures. Default: host and process id.
 
     Raises:
-        ValueError: ``limit`` is less than 1. TypeError: ``coordinator`` is something else. WrongContext,
-        CoordinatorClosed: it cannot be used here.
+        ValueError: ``limit`` is less than 1.
+        TypeError: ``coordinator`` is something else.
+        WrongContext, CoordinatorClosed: The coordinator cannot be used here.
     """
     binding = binding_of(coordinator)
     if coordinator is not None and binding is None:
@@ -114,7 +117,10 @@ async def tracing(
 def merged(*paths: str | os.PathLike[str]) -> Trace:
     """Return one trace of the JSON files that several processes saved.
 
-    Processes of one machine share a clock. Those of different machines are aligned by the time of day: their order is
-    as good as their clocks are synchronised. Raises ValueError when a file is not one that a trace saved.
+    Processes of one machine share a clock. Those of different machines are aligned by the time of day, so their order
+    is as good as their clocks are synchronised.
+
+    Raises:
+        ValueError: A file is not one that a trace saved.
     """
     return Trace(read(map(Path, paths)))
