@@ -21,7 +21,11 @@ from .._shared import Shared
 from . import words
 from .show import Name
 
-EXITS = {0: "it was released", 1: "nothing was changed: nobody holds it so, or the answer was no"}
+EXITS = {
+    0: "it was released",
+    1: "nothing was changed: nobody holds it so, or the answer was no",
+    2: "nothing was changed: nobody can be asked (add --yes), several hold it (choose one), or wrong usage",
+}
 NOTHING = 1
 MOST = 10_000
 """Holders of one name that are looked through."""
