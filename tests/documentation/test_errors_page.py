@@ -9,12 +9,12 @@ import pkgutil
 import re
 import warnings
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 import redis_sync_aio
-from redis_sync_aio import Coordinator
+from redis_sync_aio import Coordinator, LeaseLost
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason, SyncError
 
@@ -72,6 +72,27 @@ def test_every_line_of_the_log_has_an_entry_and_nothing_else_has() -> None:
 def test_every_reason_of_a_loss_has_an_entry_and_nothing_else_has() -> None:
     """`forgotten` is the reason of an event only."""
     assert set(entries("Why was my lease lost")) == {*get_args(LossReason), "forgotten"}
+
+
+LOSSES: dict[str, list[LossReason | dict[str, Any]]] = {
+    "late": [{"reason": "late", "stalled": 31.2}, "late"],
+    "unreachable": ["unreachable", {"reason": "unreachable", "claim": 4.5, "held_for": 4.5}],
+    "expired": [{"reason": "expired", "time_is_up": True}, "expired"],
+    "taken": ["taken"],
+    "closed": ["closed"],
+    "released": ["released"],
+    "forgotten": [],
+}
+"""What is quoted in the entry of a reason, in this order: facts of a loss, or only the reason."""
+
+
+@pytest.mark.parametrize("reason", LOSSES)
+def test_the_messages_of_a_loss_are_quoted_in_the_entry_of_its_reason(reason: str) -> None:
+    """So the search of the site finds them."""
+    of_all: dict[str, Any] = {"name": "orders:42", "fence": 1795711537967982, "held_for": 41.3}
+    facts = [{"reason": it} if isinstance(it, str) else it for it in LOSSES[reason]]
+    blocks = re.findall(r"^```text\n(.*?)^```", entries("Why was my lease lost")[reason], re.M | re.S)
+    assert [plain(block) for block in blocks] == [plain(str(LeaseLost(**of_all | more))) for more in facts]
 
 
 def test_every_entry_of_an_error_says_when_in_which_state_and_what_to_do() -> None:
