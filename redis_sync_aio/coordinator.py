@@ -18,7 +18,7 @@ from typing import Any, Self, Unpack
 from ._acquire.binding import Binding
 from ._acquire.options import CoordinatorOptions, Push, hub_options
 from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, statistics_of
-from ._client.owned import owned_client
+from ._client.owned import owned_client, refuse_client_options
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, RedisClient, address_of
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, seconds
@@ -143,8 +143,7 @@ class Coordinator:
             options: As for `Coordinator`.
 
         Raises:
-            ValueError: The address cannot be read (the message does not quote it, as it may have a password), or an
-                argument is out of range.
+            ValueError: The address cannot be read (the message quotes nothing of it), or an argument is out of range.
             TypeError: An argument has the wrong type, or the client of redis-py does not take it.
 
         Example:
@@ -155,6 +154,7 @@ class Coordinator:
                 await write_order(fence=lease.fence)
             ```
         """
+        refuse_client_options(cls, options)
         owned = owned_client(url, client_options)
         made = cls(owned.client, **options)
         made._binding.owned = owned

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -53,6 +54,18 @@ def owned_client(url: str, options: Mapping[str, Any] | None) -> OwnedClient:
     sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=own)  # type: ignore[no-untyped-call]
     client = sentinel.master_for(address.service, **({"db": address.db} | more))
     return OwnedClient(client, tuple(sentinel.sentinels))
+
+
+def refuse_client_options(coordinator: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Raise TypeError if ``coordinator`` does not take all ``options``; it says where arguments of the client go."""
+    taken = signature(coordinator).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return
+    if unknown := [name for name in options if name not in taken]:
+        raise TypeError(
+            f"from_url() does not take {', '.join(map(repr, unknown))}: arguments of the client go into "
+            f"client_options={{{unknown[0]!r}: …}}"
+        )
 
 
 def _from(address: Address) -> dict[str, Any]:

@@ -104,7 +104,13 @@ def check_client(client: object) -> None:
             f"expected one client, not {len(client)}: only AsyncRedlock uses several servers. A semaphore cannot: a "
             "majority for each permit would not bound how many permits are held in all"
         )
-    raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {shown(client)}")
+    if isinstance(client, (str, bytes)):
+        raise TypeError(
+            "Coordinator takes a client, not an address: for an address use Coordinator.from_url(...), and pass that "
+            "coordinator to the classes of locks"
+        )
+    # Only the type: an object that stands for an address may show its password.
+    raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {type(client).__name__}")
 
 
 def _options(client: RedisClient) -> dict[str, Any]:

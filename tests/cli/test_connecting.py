@@ -129,7 +129,9 @@ def test_no_error_shows_a_password(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "advice"),
     [
-        ("localhost:6379", "redis://HOST:PORT/DB"),
+        ("localhost:6379", "no scheme, such as redis://: use redis://HOST:PORT/DB"),
+        ("http://localhost", "scheme of the address is not one of redis, rediss, unix, redis+sentinel, "),
+        ("redis://[::1", "a character that cannot stand where it is"),
         ("redis://one,two", "redis+sentinel://"),
         ("redis+sentinel://one,two", "names the service"),
         ("redis+cluster://one/3", "database 0 only"),

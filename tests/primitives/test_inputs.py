@@ -132,7 +132,7 @@ async def test_e2_a_bad_extension_leaves_the_lease_alone(sync: Coordinator, bad:
 
 CLIENTS: Mapping[str, tuple[Callable[[], Any], str]] = {
     "none": (lambda: None, r"expected a redis\.asyncio\.Redis"),
-    "url": (lambda: "redis://localhost", r"expected a redis\.asyncio\.Redis"),
+    "url": (lambda: "redis://localhost", r"for an address use Coordinator\.from_url"),
     "class": (lambda: Redis, r"expected a redis\.asyncio\.Redis"),
     "pool": (lambda: Redis().connection_pool, r"expected a redis\.asyncio\.Redis"),
     "synchronous": (lambda: redis_py.Redis(), r"synchronous client: pass a redis\.asyncio\.Redis"),
