@@ -34,6 +34,6 @@ def main() -> None:
         if message := describe():  # of wrong usage; empty if help was printed, as nothing was asked
             path = getattr(getattr(error, "ctx", None), "command_path", NAME)
             hint = "Write -- before COMMAND, or try" if path.endswith(" run") else "Try"
-            complain(f"{message.rstrip('.')}. {hint} '{path} --help'")
+            complain(f"{message.rstrip('.')}{'' if message.endswith('?') else '.'} {hint} '{path} --help'")
         code = USAGE
     sys.exit(code or 0)

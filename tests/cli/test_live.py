@@ -142,7 +142,7 @@ async def test_ctrl_c_and_another_size_leave_the_terminal_clean(server: Embedded
     """It draws for the new size; Ctrl-C ends it with 130."""
     async with sync.lock("x"):
         with terminal("top", "x", *FAST, "--url", server.url, NO_COLOR="1") as it:
-            await shows(it, "1 names, 1 held")
+            await shows(it, "1 name, 1 held")
             it.resize(40, 10)
             await shows(it, "  Ent…")
             it.types("\x03")
@@ -156,7 +156,7 @@ async def test_top_that_is_asked_to_end_leaves_the_terminal_clean(server: Embedd
     """SIGTERM ends it with 143; a filter that matches nothing says so before, and Esc takes it away."""
     async with sync.lock("x"):
         with terminal("top", *FAST, "--url", server.url) as it:
-            await shows(it, "1 names, 1 held")
+            await shows(it, "1 name, 1 held")
             it.types("/nope\r")
             await shows(it, r"none of 1 names has 'nope' in it: Esc shows all")
             before = len(it.screen)
@@ -178,7 +178,7 @@ async def test_top_goes_on_while_the_server_is_away() -> None:
             await shows(it, "did not answer")
             await asyncio.to_thread(away.restart, keep_data=False)
             async with away.client() as client, Coordinator(client) as sync, sync.lock("x"):
-                await shows(it, "1 names, 1 held")
+                await shows(it, "1 name, 1 held")
             it.types("q")
             assert await ends(it) == 0
         url = away.url

@@ -214,6 +214,22 @@ async def test_a_name_that_may_not_be_read_is_not_called_free(
     await admin.execute_command("ACL", "DELUSER", "blind")
     assert "free" not in done.stdout
     assert "not readable for this user" in done.stdout
+    assert done.stdout.count("NOPERM") == 1
+
+
+@pytest.mark.ci
+async def test_the_kind_that_may_be_read_comes_first_and_the_others_are_one_line(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator
+) -> None:
+    admin: Any = redis
+    await admin.execute_command("ACL", "SETUSER", "locks", "reset", "on", ">secret", "~x", "~{x}:fence", "+@all")
+    async with sync.lock("x"):
+        user = {"REDIS_USERNAME": "locks", "REDIS_PASSWORD": "secret"}
+        done = await ran("show", "x", "--url", server.url, **user)
+    await admin.execute_command("ACL", "DELUSER", "locks")
+    assert done.stdout.startswith("x  lock at ")
+    assert done.stdout.count("not readable for this user as: ") == 1
+    assert "read/write, semaphore" in done.stdout
 
 
 @pytest.mark.ci

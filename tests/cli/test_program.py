@@ -56,6 +56,11 @@ def test_findings_in_a_terminal_are_coloured_unless_that_is_declined(server: Emb
             assert max(map(len, it.text.splitlines())) <= 80
 
 
+def test_a_misspelt_command_gets_one_mark_at_the_end_of_each_sentence() -> None:
+    line = command("lss").stderr
+    assert "Did you mean 'ls'? Try 'redis-sync-aio --help'" in line
+
+
 @pytest.mark.parametrize(
     "words",
     first_of(

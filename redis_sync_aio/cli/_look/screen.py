@@ -118,8 +118,13 @@ class TopScreen:
     def _head(self, width: int) -> list[Text]:
         views = self._views.values()
         held, waiting = sum(1 for it in views if it.held), sum(it.waiting for it in views)
-        rates = [f"{self.rates.of(what):.1f} {what}/s" for what in ("granted", "expired", "left")]
-        seen = "looking …" if self._looked is None else f"{len(views)} names, {held} held, {waiting} waiting"
+        granted, expired, left = (self.rates.of(what) for what in ("granted", "expired", "left"))
+        rates = [f"{granted:.1f} granted/s", f"{expired:.1f} expired/s", f"{left:.1f} left the queue/s"]
+        seen = (
+            "looking …"
+            if self._looked is None
+            else f"{len(views)} name{'' if len(views) == 1 else 's'}, {held} held, {waiting} waiting"
+        )
         first = f"{self.address}  every {self.interval:g}s  {seen}"
         second = f"{', '.join(rates)}  by {self._sort}"
         if self._filter and not self._typing:

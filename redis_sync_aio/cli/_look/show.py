@@ -43,8 +43,14 @@ async def show_name(session: Session, name: str, shown: int) -> int:
 
 
 def print_all(console: Console, name: str, views: Iterable[NameView]) -> None:
-    """Print every kind that stands under the name."""
-    found = [text for view in views for text in (*lines(view), Text())]
+    """Print every kind that stands under the name, and which kinds this user may not read."""
+    views = list(views)
+    hidden = [view for view in views if _unreadable(view) and not view.holders and not view.waiting]
+    found = [text for view in views if view not in hidden for text in (*lines(view), Text())]
+    if hidden:
+        kinds = ", ".join(_kind(view) for view in hidden)
+        found.append(Text.assemble((words.plain(name), "bold"), f"  not readable for this user as: {kinds}"))
+        found += [*_problems(hidden[0]), Text()]
     for text in found[:-1]:
         console.print(text, soft_wrap=not console.is_terminal)
     if not found:
@@ -53,8 +59,7 @@ def print_all(console: Console, name: str, views: Iterable[NameView]) -> None:
 
 def lines(view: NameView) -> Iterator[Text]:
     """Iterate over the lines about one name."""
-    what = view.kind.replace("_", "/")
-    yield Text.assemble((words.plain(view.name), "bold"), f"  {what} at {view.server}")
+    yield Text.assemble((words.plain(view.name), "bold"), f"  {_kind(view)} at {view.server}")
     yield Text(f"  {state(view)}", style="" if view.held or view.problems else "green")
     for holder in view.holders:
         yield Text("  held by ").append_text(_of_holder(holder))
@@ -64,13 +69,24 @@ def lines(view: NameView) -> Iterator[Text]:
         yield Text(f"  {number:>4}. ").append_text(_of_waiter(waiter))
     if view.waiting > len(view.waiters):
         yield Text(f"        and {view.waiting - len(view.waiters)} more")
-    for problem in view.problems:
-        yield Text(f"  ! {words.plain(problem.meaning)}", style="yellow")
+    yield from _problems(view)
+
+
+def _kind(view: NameView) -> str:
+    return view.kind.replace("_", "/")
+
+
+def _unreadable(view: NameView) -> bool:
+    return any(it.code == "unreadable" for it in view.problems)
+
+
+def _problems(view: NameView) -> Iterator[Text]:
+    return (Text(f"  ! {words.plain(problem.meaning)}", style="yellow") for problem in view.problems)
 
 
 def state(view: NameView) -> str:
     """Return what is held of it, or whether it lets in those that wait."""
-    if any(it.code == "unreadable" for it in view.problems):
+    if _unreadable(view):
         return "not readable for this user"
     if view.kind in CLOSED:
         return CLOSED[view.kind] if view.waiting else "nobody waits for it"
