@@ -52,7 +52,7 @@ def refuse_deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool
     for lease in held:
         writes = lease.weight == WRITER_WEIGHT or lease.upgraded
         if lease.bars(task) and (writes or not reads):
-            use = "use AsyncReentrantLock to acquire it again"
+            use = "use AsyncReentrantLock for both, or pass the lease down instead of acquiring again"
             if isinstance(lease.keys, PermitKeys):
                 use = "go on with that lease, or downgrade() it" if writes else "upgrade() that lease"
             raise WouldDeadlock.own_body(name, fence=lease.fence, use=use)

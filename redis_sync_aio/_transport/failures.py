@@ -26,20 +26,34 @@ def too_late(call: Call) -> None:
 
 
 def unanswered(
-    name: bytes, cause: BaseException | None = None, before: SyncError | None = None, within: float | None = None
+    name: bytes,
+    cause: BaseException | None = None,
+    before: SyncError | None = None,
+    within: float | None = None,
+    script: str = "",
 ) -> Unreachable:
     """Return the error for a command about ``name`` whose outcome is not known.
 
     ``cause`` is the reason why there is no reply, if it is known, ``before`` the error of an earlier attempt, and
-    ``within`` the limit in seconds that the caller has set.
+    ``within`` the limit in seconds that the caller has set. ``script`` is the name of the script that was sent.
     """
     if cause is not None and not isinstance(cause, EXPECTED):
         error = Unreachable.client_raised(text(name), seconds=within, raised=message_of(cause))
     else:
         code = before.code if isinstance(before, CommandRefused) else ""
-        error = Unreachable.unanswered(text(name), seconds=within, cause=cause, code=code)
+        what = _ASKED.get(script.rpartition("/")[2].removeprefix("narrow_"), "a command for")
+        error = Unreachable.unanswered(text(name), seconds=within, cause=cause, code=code, what=what)
     error.__cause__ = cause or before
     return error
+
+
+_ASKED = {
+    "acquire": "the acquire of",
+    "acquire_all": "the acquire of",
+    "release": "the release of",
+    "renew": "the renewal of",
+}
+"""What was asked for, by the name of the script."""
 
 
 def message_of(error: BaseException) -> str:
@@ -68,7 +82,8 @@ def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     """Return the error for a call whose time is up: the reason for its failures, or that its outcome is unknown."""
     error = call.connection_error
     if error is None or (call.ambiguous and isinstance(error, CommandRefused)):
-        return unanswered(call.name, cause, error, within=round(now() - call.begun, 1))
+        within = round(now() - call.begun, 1)
+        return unanswered(call.name, cause, error, within=within, script=call.script.name)
     return error
 
 

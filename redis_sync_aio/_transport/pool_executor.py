@@ -185,7 +185,9 @@ class PoolExecutor:
         if call.over:
             return
         waited = round(now() - call.begun, 1)
-        call.connection_error = refused or unanswered(call.name, error, call.connection_error, within=waited)
+        call.connection_error = refused or unanswered(
+            call.name, error, call.connection_error, within=waited, script=call.script.name
+        )
         definite = refused is not None and refused.code not in TRANSIENT
         if definite or call.at_most_once:
             call.fail(call.connection_error)

@@ -21,14 +21,21 @@ class Unreachable(SyncError, RedisConnectionError):
     """
 
     @staticmethod
-    def unanswered(name: str, *, seconds: float | None, cause: BaseException | None, code: str = "") -> Unreachable:
+    def unanswered(
+        name: str,
+        *,
+        seconds: float | None,
+        cause: BaseException | None,
+        code: str = "",
+        what: str = "a command for",
+    ) -> Unreachable:
         """Return the error for a command about ``name`` without a reply.
 
         ``seconds`` is the caller's limit. ``cause`` says why there is no reply, if that is known. ``code`` is that of
-        the refusal of an earlier attempt.
+        the refusal of an earlier attempt. ``what`` says which command it was, as in "the release of".
         """
         return Unreachable(
-            f"Redis did not answer a command for {name!r} {'in time' if seconds is None else within(seconds)}"
+            f"Redis did not answer {what} {name!r} {'in time' if seconds is None else within(seconds)}"
             + (f": {type(cause).__name__}" if cause else "")
             + (f": {str(cause).rstrip('.')}" if cause and str(cause) else "")
             + (f"; before that it answered {code}" if code else "")

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
@@ -21,6 +22,7 @@ from redis_sync_aio import (
     Coordinator,
     SyncError,
     Unreachable,
+    WouldDeadlock,
     WrongContext,
     WrongKeyType,
 )
@@ -49,11 +51,61 @@ def test_words_of_redis_py(make: Make) -> None:
         make(Redis(), blocking_timeout=10)
 
 
+ADDRESS = "redis://user:secret@localhost"
+"""What is often passed in place of a client."""
+
+
+@pytest.mark.parametrize("given", [ADDRESS, ADDRESS.encode(), urlsplit(ADDRESS), {"url": ADDRESS}], ids=type)
+@pytest.mark.parametrize(
+    "make", [*LOCKS.values(), lambda client, **_: Coordinator(client)], ids=[*LOCKS, "coordinator"]
+)
+def test_an_address_in_place_of_a_client_is_never_quoted(make: Make, given: Any) -> None:
+    """It may have a password."""
+    with pytest.raises(TypeError) as caught:
+        make(given)
+    assert "secret" not in str(caught.value)
+    if isinstance(given, (str, bytes)):
+        assert "takes a client, not an address: for an address use Coordinator.from_url(...)" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [ADDRESS, [ADDRESS, f"{ADDRESS}:6380"]], ids=["one", "two"])
+def test_addresses_in_place_of_several_clients_are_never_quoted(given: Any) -> None:
+    with pytest.raises(TypeError, match="from_url") as caught:
+        AsyncRedlock(given, NAME)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_argument_of_the_client_says_where_it_goes() -> None:
+    """`from_url` takes those of the coordinator."""
+    options: dict[str, Any] = {"decode_responses": True}
+    with pytest.raises(TypeError, match=r"client go into client_options=\{'decode_responses': …\}"):
+        Coordinator.from_url("redis://localhost", **options)
+
+
+async def test_a_reentrant_lock_under_a_plain_one_says_what_to_do(sync: Coordinator) -> None:
+    """The advice is not what the caller has just done."""
+    async with sync.lock(NAME):
+        with pytest.raises(WouldDeadlock, match="use AsyncReentrantLock for both, or pass the lease down"):
+            await sync.reentrant_lock(NAME).acquire(timeout=5)
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_no_answer_says_to_what(push: Any) -> None:
+    """A request that was not granted, or a body whose end was not confirmed: the caller does different things."""
+    with EmbeddedServer(port=0) as away:
+        async with away.client() as client, Coordinator(client, push=push, retry_for=0.2, exit_timeout=0.2) as sync:
+            lease = await sync.lock(NAME).acquire()
+            away.kill()
+            with pytest.raises(Unreachable, match="did not answer the acquire of 'other' within"):
+                await sync.lock("other").acquire()
+            with pytest.raises(Unreachable, match="did not answer the release of 'job' within"):
+                await lease.release()
+
+
 def test_a_long_value_is_shortened() -> None:
     """The message is for a log: it is not the 900 characters of what was given by mistake."""
     client = Redis()
     mistakes: list[Callable[[], object]] = [
-        lambda: AsyncLock({"url": "x" * 900}, NAME),  # type: ignore[arg-type]
         lambda: AsyncLock(client, ["x"] * 900),  # type: ignore[arg-type]
         lambda: AsyncLock(client, NAME, ttl=["x"] * 900),  # type: ignore[arg-type]
         lambda: AsyncSemaphore(client, NAME, limit="x" * 900),  # type: ignore[arg-type]
