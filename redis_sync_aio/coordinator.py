@@ -21,10 +21,11 @@ from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, s
 from ._client.owned import owned_client, refuse_client_options
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, RedisClient, address_of
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py, seconds
+from ._core.arguments import Name, Seconds, seconds
 from ._core.attached import Observer, PatternOf
 from ._core.backoff import Backoff
 from ._core.keys import Engine
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import OnLost
 from .barrier import AsyncBarrier
 from .lock import AsyncLock
@@ -367,13 +368,7 @@ class Coordinator:
         Arguments and errors are those of `AsyncMultiLock`.
         """
         return AsyncMultiLock(
-            self,
-            names,
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine=engine,
+            self, names, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine
         )
 
     def event(self, name: Name, *, lasts: Seconds | None = None, engine: Engine = "auto") -> AsyncEvent:

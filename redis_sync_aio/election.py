@@ -10,9 +10,10 @@ import anyio
 from ._acquire.binding import CoordinatorLike
 from ._acquire.implicit import client_of
 from ._client.settings import Client, encode
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive_seconds
+from ._core.arguments import Name, Seconds, positive_seconds
 from ._core.display import text
 from ._core.keys import LABEL_MARK, Engine, Maker, lock_keys
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._engine.replies import LockView, read_inspect
 from ._leases.hold import Hold
 from ._leases.lease import Lease

@@ -10,19 +10,10 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, 
 from ._acquire.binding import CoordinatorLike
 from ._acquire.request import Request
 from ._client.settings import Client
-from ._core.arguments import (
-    Name,
-    Seconds,
-    explains_words_of_redis_py,
-    is_async,
-    one_of,
-    positive_seconds,
-    seconds,
-    timeout_seconds,
-    ttl_ms,
-)
+from ._core.arguments import Name, Seconds, is_async, one_of, positive_seconds, seconds, timeout_seconds, ttl_ms
 from ._core.keys import Engine, lock_keys
 from ._core.name_templates import check_template, names_from, without_fields
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import OnLost
 from ._leases.kept_grant import KeptGrant
 from ._leases.lease import Lease

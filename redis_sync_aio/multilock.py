@@ -11,11 +11,12 @@ from typing import Any
 
 from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client, Same, running_loop
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds
+from ._core.arguments import Name, Seconds, timeout_seconds
 from ._core.cancellation import undo_in
 from ._core.clock import now
 from ._core.display import shown
 from ._core.keys import Engine, lock_keys
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.choice import to_release
 from ._leases.grant import Grant
 from ._leases.hold import Hold, LeaseContext, OnLost
@@ -135,6 +136,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> MultiLease:
         """Wait for all locks and return one lease over them. One round trip if all are free.
 
@@ -164,6 +166,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             here = any(lock._leases() for lock in self._locks if lock.name == error.name)
             raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
 
+    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:
         """Return a lease, or None if one of the locks is held or somebody waits for it. One round trip.
 
@@ -180,6 +183,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         except AcquireTimeout:
             return None
 
+    @explains_words_of_redis_py
     def hold(
         self,
         *,

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 from redis.asyncio import Redis
 
 from ._acquire.binding import CoordinatorLike
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive_seconds, timeout_seconds
+from ._core.arguments import Name, Seconds, positive_seconds, timeout_seconds
 from ._core.clock import now
 from ._core.keys import Engine, lock_keys
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.choice import to_release
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
@@ -147,6 +148,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> RedlockLease:
         """Wait for a majority and return one lease over it. Two round trips if the lock is free.
 
@@ -179,6 +181,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         grant = await self._majority.acquire(ttl, math.inf if within is None else now() + within)
         return self._not_in_time(within) if grant is None else grant
 
+    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None) -> RedlockLease | None:
         """Return a lease, or None if the lock is taken or somebody waits for it. Two round trips.
 
@@ -194,6 +197,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             raise error
         return grant
 
+    @explains_words_of_redis_py
     def hold(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, on_lost: OnLost | None = None
     ) -> Hold[RedlockLease]:

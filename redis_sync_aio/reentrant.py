@@ -8,8 +8,9 @@ from weakref import ref
 
 from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client, Same, running_loop
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds, ttl_ms
+from ._core.arguments import Name, Seconds, timeout_seconds, ttl_ms
 from ._core.keys import Engine, lock_keys
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.lease_group import GroupGrant, LeaseGroup
@@ -88,6 +89,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     async def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, owner: Hashable | None = None
     ) -> Lease:
@@ -122,6 +124,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
             raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
         return self._owned(LeaseGroup(key, (grant,)), owner)
 
+    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
         """Return a lease, or None if others hold the lock or wait for it. One round trip, or none as for `acquire`.
 
@@ -133,6 +136,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         grant = await self._lock._try(self._lock._request(ttl, None, 0))
         return None if grant is None else self._owned(LeaseGroup(key, (grant,)), owner)
 
+    @explains_words_of_redis_py
     def hold(
         self,
         *,

@@ -9,8 +9,9 @@ from ._acquire.binding import CoordinatorLike
 from ._acquire.request import Request
 from ._acquire.resource import Resource
 from ._client.settings import Client
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py
+from ._core.arguments import Name, Seconds
 from ._core.keys import Engine, robust_keys
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import OnLost
 from ._primitives.lock_base import LockBase
 from ._primitives.options import LeaseOptions

@@ -8,9 +8,10 @@ from ._acquire.binding import CoordinatorLike
 from ._acquire.request import Request
 from ._acquire.resource import Resource
 from ._client.settings import Client
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py
+from ._core.arguments import Name, Seconds
 from ._core.display import text
 from ._core.keys import Engine, PermitKeys, permit_keys
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.grant import Grant
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease, grant_of

@@ -10,9 +10,10 @@ from typing import Literal, TypeAlias, get_args
 from ._acquire.binding import CoordinatorLike
 from ._acquire.resource import Resource
 from ._client.settings import Client
-from ._core.arguments import Name, Seconds, explains_words_of_redis_py, one_of, permits
+from ._core.arguments import Name, Seconds, one_of, permits
 from ._core.display import text
 from ._core.keys import Engine, permit_keys
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._engine.commands import Commands, Delivery
 from ._engine.replies import Answer
 from ._leases.hold import Hold, OnLost
@@ -193,6 +194,7 @@ class AsyncSemaphore(PermitPrimitive):
         """The limit that this object was made with, or last set by its `resize`. None: that of the server."""
         return self._limit or None
 
+    @explains_words_of_redis_py
     async def acquire(
         self,
         weight: int = 1,
@@ -224,6 +226,7 @@ class AsyncSemaphore(PermitPrimitive):
             return await super().acquire(timeout=timeout, ttl=ttl, identity=identity)
         return await self._acquire(self._request(ttl, identity, timeout, weight))
 
+    @explains_words_of_redis_py
     async def try_acquire(
         self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None
     ) -> Lease | None:
@@ -233,6 +236,7 @@ class AsyncSemaphore(PermitPrimitive):
         """
         return await self._try_lease(self._request(ttl, identity, 0, self._check_weight(weight)))
 
+    @explains_words_of_redis_py
     def hold(
         self,
         weight: int = 1,

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
-from functools import wraps
 from inspect import iscoroutinefunction
 from numbers import Real
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from .display import shown
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 Seconds: TypeAlias = float | timedelta
 """A duration: seconds as int or float, or a timedelta."""
@@ -125,28 +120,3 @@ def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
     """Raise ValueError unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {shown(value)}")
-
-
-_OF_REDIS_PY = {
-    "timeout": "in redis-py that is how long the lock is kept. Here it is ttl=, and it is renewed while the lock is "
-    "held; how long to wait is an argument of acquire() and hold()",
-    "blocking_timeout": "how long to wait is an argument of acquire() and hold(): timeout=",
-    "blocking": "use try_acquire() not to wait",
-    "sleep": "waiters are woken, they do not poll; Coordinator(client, poll=...) is for servers that do not push",
-    "thread_local": "a lock may be shared by any tasks; each acquire() returns a lease of its own",
-    "raise_on_release_error": "an error of the release is raised at the exit",
-}
-
-
-def explains_words_of_redis_py(init: Callable[P, R]) -> Callable[P, R]:
-    """Raise a TypeError that helps for the names that redis-py's Lock gives its arguments; decorate a method."""
-
-    @wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for word in kwargs:
-            if word in _OF_REDIS_PY:
-                shown = type(args[0]).__name__ + ("" if init.__name__ == "__init__" else f".{init.__name__}")
-                raise TypeError(f"{shown}() has no argument {word!r}: {_OF_REDIS_PY[word]}")
-        return init(*args, **kwargs)
-
-    return checked

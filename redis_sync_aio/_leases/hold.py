@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType, TracebackType
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 from weakref import ref
 
 import anyio.lowlevel
@@ -19,6 +19,7 @@ import anyio.lowlevel
 from .._core.arguments import is_async, one_of
 from .._core.cancellation import exit_timeout_of, give_up_on, redeliver_cancellation
 from .._core.clock import now
+from .._core.redis_py_words import missing_attribute
 from ..errors import NotHeld, SyncError
 from .cancel_on_loss import CancelOnLoss
 from .grant import Grant
@@ -212,6 +213,11 @@ class LeaseContext(ABC, Generic[L]):
     def _hold_by(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost | None) -> Hold[L]:
         """Return a hold that enters by ``acquire``, with ``on_lost`` instead of this object's own."""
         return Hold(acquire, self._on_lost if on_lost is None else check_on_lost(on_lost))
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes that there are
+
+        def __getattr__(self, name: str) -> object:
+            return missing_attribute(self, name)
 
     # These functions return the coroutines of a hold, as another coroutine around each would cost time. (A coroutine
     # function returns a CoroutineType, and so do typed context managers; mypy calls it a Coroutine.)

@@ -28,6 +28,7 @@ from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, time
 from .._core.cancellation import undo_in
 from .._core.display import text
 from .._core.keys import Engine, Keys
+from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.replies import Answer, PermitsView, read_permits
 from .._leases.choice import to_release
@@ -81,8 +82,7 @@ class Primitive(LeaseContext[L]):
         super().__init__(options.on_lost)
         engine, ttl, max_hold = options.engine, options.ttl, options.max_hold
         one_of(engine, get_args(Engine), "engine")
-        self._source = client
-        self._client = client_of(client)
+        self._source, self._client = client, client_of(client)
         self._keys = keys_of(client, name, keys).by(engine)
         self._ttl_ms = FOREVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(options.auto_renew, "auto_renew")
@@ -100,6 +100,7 @@ class Primitive(LeaseContext[L]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     async def acquire(
         self,
         *,
@@ -155,6 +156,7 @@ class Primitive(LeaseContext[L]):
             return self._lease_type(grant)
         return await self._acquire(self._request(ttl, identity, timeout))
 
+    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> L | None:
         """Return a lease, or None if it is taken or somebody waits for it. One round trip.
 
@@ -162,6 +164,7 @@ class Primitive(LeaseContext[L]):
         """
         return await self._try_lease(self._request(ttl, identity, 0))
 
+    @explains_words_of_redis_py
     def hold(
         self,
         *,
@@ -381,8 +384,7 @@ class Primitive(LeaseContext[L]):
         return hub.origins.note(partial(acquire, resource, request))
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[L]:
-        by_request = partial(self._acquire, request)
-        return self._hold_by(self.acquire if request is self._default else by_request, on_lost)
+        return self._hold_by(self.acquire if request is self._default else partial(self._acquire, request), on_lost)
 
 
 class PermitPrimitive(Primitive[Lease]):

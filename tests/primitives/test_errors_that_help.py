@@ -102,6 +102,40 @@ async def test_no_answer_says_to_what(push: Any) -> None:
                 await lease.release()
 
 
+@each_lock
+async def test_words_of_redis_py_at_an_acquisition(make: Make) -> None:
+    """The methods answer the arguments of redis-py's ``acquire`` as the constructor does its own; nothing is sent."""
+    lock = make(Redis())
+    for method in ("acquire", "try_acquire", "hold"):
+        with pytest.raises(TypeError, match=rf"\.{method}\(\) has no argument 'blocking': use try_acquire\(\)"):
+            await getattr(lock, method)(blocking=False)
+        with pytest.raises(TypeError, match=rf"\.{method}\(\) has no argument 'blocking_timeout': .* timeout="):
+            await getattr(lock, method)(blocking_timeout=1)
+        with pytest.raises(TypeError, match=rf"\.{method}\(\) has no argument 'token': .* identity=.* not exclude"):
+            await getattr(lock, method)(token="w7")
+    for method in ("acquire", "try_acquire"):
+        assert asyncio.iscoroutinefunction(getattr(lock, method)), "mocks made from the class see a coroutine function"
+
+
+@each_lock
+def test_methods_of_redis_py(make: Make) -> None:
+    """A method that redis-py's Lock has, and the lock here has not, is answered with the one of the lease."""
+    lock = make(Redis())
+    for name, instead in {"owned": "lease.check()", "extend": "of the lease", "reacquire": "is renewed"}.items():
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': .*{re.escape(instead)}") as caught:
+            getattr(lock, name)
+        assert (caught.value.name, caught.value.obj) == (name, lock)
+    with pytest.raises(AttributeError, match=r"object has no attribute 'something'$"):
+        lock.something  # noqa: B018
+
+
+@each_lock
+def test_an_ignored_error_of_the_release(make: Make) -> None:
+    """The hint for ``raise_on_release_error`` says how to ignore the error."""
+    with pytest.raises(TypeError, match=r"'raise_on_release_error': .* contextlib\.suppress\(LeaseLost\)"):
+        make(Redis(), raise_on_release_error=False)
+
+
 def test_a_long_value_is_shortened() -> None:
     """The message is for a log: it is not the 900 characters of what was given by mistake."""
     client = Redis()

@@ -1,0 +1,62 @@
+"""The words of redis-py's Lock, arguments and methods: an error for one of them says what there is here instead."""
+
+from __future__ import annotations
+
+import sys
+from asyncio import coroutines
+from collections.abc import Callable
+from functools import wraps
+from inspect import iscoroutinefunction, signature
+from typing import ParamSpec, TypeVar
+
+if sys.version_info >= (3, 12):
+    from inspect import markcoroutinefunction
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OF_REDIS_PY = {
+    "timeout": "in redis-py that is how long the lock is kept. Here it is ttl=, and it is renewed while the lock is "
+    "held; how long to wait is an argument of acquire() and hold()",
+    "blocking_timeout": "how long to wait is an argument of acquire() and hold(): timeout=",
+    "blocking": "use try_acquire() not to wait",
+    "sleep": "waiters are woken, they do not poll; Coordinator(client, poll=...) is for servers that do not push",
+    "thread_local": "a lock may be shared by any tasks; each acquire() returns a lease of its own",
+    "raise_on_release_error": "an error of the release is raised at the exit. To ignore that the lock was lost, put "
+    "contextlib.suppress(LeaseLost) around the async with",
+    "token": "each lease gets a token of its own, lease.token. A name of the caller is identity=, and two requests "
+    "with the same identity share one lease: they do not exclude each other",
+}
+_METHODS_OF_REDIS_PY = {
+    "owned": "ask the lease that acquire() returned: lease.remaining() > 0, or lease.check(), which raises",
+    "extend": "call extend() of the lease that acquire() returned",
+    "reacquire": "the lease is renewed while it is held; to renew it now, call extend() of the lease",
+    "local": "the lease that acquire() returned has the token: lease.token",
+}
+
+
+def explains_words_of_redis_py(function: Callable[P, R]) -> Callable[P, R]:
+    """Raise a TypeError that helps for the names that redis-py's Lock gives its arguments; decorate a method."""
+    words = {word: help for word, help in _OF_REDIS_PY.items() if word not in signature(function).parameters}
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for word in kwargs:
+            if word in words:
+                shown = type(args[0]).__name__ + ("" if function.__name__ == "__init__" else f".{function.__name__}")
+                raise TypeError(f"{shown}() has no argument {word!r}: {words[word]}")
+        return function(*args, **kwargs)
+
+    if iscoroutinefunction(function):  # as mocks see it; a coroutine around each call would cost time
+        if sys.version_info >= (3, 12):
+            return markcoroutinefunction(checked)
+        checked._is_coroutine = coroutines._is_coroutine  # type: ignore[attr-defined]
+    return checked
+
+
+def missing_attribute(owner: object, name: str) -> object:
+    """Raise the AttributeError for an attribute that ``owner`` lacks; it helps if redis-py's Lock has it."""
+    if name in _METHODS_OF_REDIS_PY:
+        message = f"{type(owner).__name__!r} object has no attribute {name!r}: {_METHODS_OF_REDIS_PY[name]}"
+        raise AttributeError(message, name=name, obj=owner)
+    return object.__getattribute__(owner, name)
