@@ -74,6 +74,8 @@ class Outage:
             message = f"no connection to {self.server()} within {timeout:g} seconds" + self._tls_hint()
         elif "WRONG_VERSION_NUMBER" in message or "record layer failure" in message:
             message += self._tls_hint()
+        elif "reply type byte" in message:
+            message += "; what listens on that port does not speak Redis"
         else:
             return error
         found = redis.exceptions.ConnectionError(message)

@@ -186,7 +186,7 @@ class CommandRefused(SyncError):
         """
         kind, advice = _BY_CODE.get(code, (CommandRefused, "" if repeated else "nothing was changed"))
         if scripts_refused and code == "NOPERM":
-            reply += f"; before that, it refused scripts: {scripts_refused}"
+            reply = f"{scripts_refused}; without scripts it answered {reply}"
         if code == "WRONGTYPE" and keys:
             reply += f": one of {', '.join(keys)} belongs to another program"
         if lacks:

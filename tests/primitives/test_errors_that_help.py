@@ -20,6 +20,7 @@ from redis_sync_aio import (
     AsyncReentrantLock,
     AsyncSemaphore,
     Coordinator,
+    PermissionDenied,
     SyncError,
     Unreachable,
     WouldDeadlock,
@@ -93,12 +94,12 @@ async def test_a_reentrant_lock_under_a_plain_one_says_what_to_do(sync: Coordina
 async def test_no_answer_says_to_what(push: Any) -> None:
     """A request that was not granted, or a body whose end was not confirmed: the caller does different things."""
     with EmbeddedServer(port=0) as away:
-        async with away.client() as client, Coordinator(client, push=push, retry_for=0.2, exit_timeout=0.2) as sync:
+        async with away.client() as client, Coordinator(client, push=push, retry_for=0.5, exit_timeout=0.5) as sync:
             lease = await sync.lock(NAME).acquire()
             away.kill()
             with pytest.raises(Unreachable, match="did not answer the acquire of 'other' within"):
                 await sync.lock("other").acquire()
-            with pytest.raises(Unreachable, match="did not answer the release of 'job' within"):
+            with pytest.raises(Unreachable, match=r"did not (answer|confirm) the release of 'job'"):
                 await lease.release()
 
 
@@ -134,6 +135,30 @@ def test_an_ignored_error_of_the_release(make: Make) -> None:
     """The hint for ``raise_on_release_error`` says how to ignore the error."""
     with pytest.raises(TypeError, match=r"'raise_on_release_error': .* contextlib\.suppress\(LeaseLost\)"):
         make(Redis(), raise_on_release_error=False)
+
+
+async def test_rights_without_scripts_name_scripts_first(redis: Redis, server: EmbeddedServer) -> None:
+    """They are what the rule lacks; the commands of the way without them are many."""
+    admin: Any = redis
+    await admin.execute_command("ACL", "SETUSER", "few", "reset", "on", ">secret", "~*", "&*", "+get", "+hello")
+    async with server.client(username="few", password="secret") as client, Coordinator(client) as sync:
+        with pytest.raises(PermissionDenied, match=r"'evalsha'.*; without scripts it answered NOPERM"):
+            await sync.lock(NAME).acquire()
+    await admin.execute_command("ACL", "DELUSER", "few")
+
+
+async def test_a_port_of_something_else_is_said_to_be_one() -> None:
+    """The first byte of its answer says nothing to a reader."""
+
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    web = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{web.sockets[0].getsockname()[1]}"
+    async with web, Coordinator.from_url(url, retry_for=0.3) as sync:
+        with pytest.raises(Unreachable, match="does not speak Redis"):
+            await sync.lock(NAME).acquire()
 
 
 def test_a_long_value_is_shortened() -> None:
