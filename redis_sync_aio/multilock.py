@@ -136,7 +136,6 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    @explains_words_of_redis_py
     async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> MultiLease:
         """Wait for all locks and return one lease over them. One round trip if all are free.
 
@@ -166,7 +165,6 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             here = any(lock._leases() for lock in self._locks if lock.name == error.name)
             raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
 
-    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:
         """Return a lease, or None if one of the locks is held or somebody waits for it. One round trip.
 
@@ -183,7 +181,6 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         except AcquireTimeout:
             return None
 
-    @explains_words_of_redis_py
     def hold(
         self,
         *,

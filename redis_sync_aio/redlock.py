@@ -148,7 +148,6 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    @explains_words_of_redis_py
     async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> RedlockLease:
         """Wait for a majority and return one lease over it. Two round trips if the lock is free.
 
@@ -181,7 +180,6 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         grant = await self._majority.acquire(ttl, math.inf if within is None else now() + within)
         return self._not_in_time(within) if grant is None else grant
 
-    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None) -> RedlockLease | None:
         """Return a lease, or None if the lock is taken or somebody waits for it. Two round trips.
 
@@ -197,7 +195,6 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             raise error
         return grant
 
-    @explains_words_of_redis_py
     def hold(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, on_lost: OnLost | None = None
     ) -> Hold[RedlockLease]:

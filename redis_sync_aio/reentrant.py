@@ -89,7 +89,6 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    @explains_words_of_redis_py
     async def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, owner: Hashable | None = None
     ) -> Lease:
@@ -124,7 +123,6 @@ class AsyncReentrantLock(LeaseContext[Lease]):
             raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
         return self._owned(LeaseGroup(key, (grant,)), owner)
 
-    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
         """Return a lease, or None if others hold the lock or wait for it. One round trip, or none as for `acquire`.
 
@@ -136,7 +134,6 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         grant = await self._lock._try(self._lock._request(ttl, None, 0))
         return None if grant is None else self._owned(LeaseGroup(key, (grant,)), owner)
 
-    @explains_words_of_redis_py
     def hold(
         self,
         *,

@@ -194,7 +194,6 @@ class AsyncSemaphore(PermitPrimitive):
         """The limit that this object was made with, or last set by its `resize`. None: that of the server."""
         return self._limit or None
 
-    @explains_words_of_redis_py
     async def acquire(
         self,
         weight: int = 1,
@@ -226,7 +225,6 @@ class AsyncSemaphore(PermitPrimitive):
             return await super().acquire(timeout=timeout, ttl=ttl, identity=identity)
         return await self._acquire(self._request(ttl, identity, timeout, weight))
 
-    @explains_words_of_redis_py
     async def try_acquire(
         self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None
     ) -> Lease | None:
@@ -236,7 +234,6 @@ class AsyncSemaphore(PermitPrimitive):
         """
         return await self._try_lease(self._request(ttl, identity, 0, self._check_weight(weight)))
 
-    @explains_words_of_redis_py
     def hold(
         self,
         weight: int = 1,

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from asyncio import coroutines
 from collections.abc import Callable
 from functools import wraps
-from inspect import iscoroutinefunction, signature
+from inspect import signature
 from typing import ParamSpec, TypeVar
-
-if sys.version_info >= (3, 12):
-    from inspect import markcoroutinefunction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,10 +42,6 @@ def explains_words_of_redis_py(function: Callable[P, R]) -> Callable[P, R]:
                 raise TypeError(f"{shown}() has no argument {word!r}: {words[word]}")
         return function(*args, **kwargs)
 
-    if iscoroutinefunction(function):  # as mocks see it; a coroutine around each call would cost time
-        if sys.version_info >= (3, 12):
-            return markcoroutinefunction(checked)
-        checked._is_coroutine = coroutines._is_coroutine  # type: ignore[attr-defined]
     return checked
 
 

@@ -28,7 +28,6 @@ from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, time
 from .._core.cancellation import undo_in
 from .._core.display import text
 from .._core.keys import Engine, Keys
-from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.replies import Answer, PermitsView, read_permits
 from .._leases.choice import to_release
@@ -82,7 +81,8 @@ class Primitive(LeaseContext[L]):
         super().__init__(options.on_lost)
         engine, ttl, max_hold = options.engine, options.ttl, options.max_hold
         one_of(engine, get_args(Engine), "engine")
-        self._source, self._client = client, client_of(client)
+        self._source = client
+        self._client = client_of(client)
         self._keys = keys_of(client, name, keys).by(engine)
         self._ttl_ms = FOREVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(options.auto_renew, "auto_renew")
@@ -100,7 +100,6 @@ class Primitive(LeaseContext[L]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    @explains_words_of_redis_py
     async def acquire(
         self,
         *,
@@ -156,7 +155,6 @@ class Primitive(LeaseContext[L]):
             return self._lease_type(grant)
         return await self._acquire(self._request(ttl, identity, timeout))
 
-    @explains_words_of_redis_py
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> L | None:
         """Return a lease, or None if it is taken or somebody waits for it. One round trip.
 
@@ -164,7 +162,6 @@ class Primitive(LeaseContext[L]):
         """
         return await self._try_lease(self._request(ttl, identity, 0))
 
-    @explains_words_of_redis_py
     def hold(
         self,
         *,

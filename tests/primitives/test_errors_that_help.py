@@ -104,21 +104,6 @@ async def test_no_answer_says_to_what(push: Any) -> None:
 
 
 @each_lock
-async def test_words_of_redis_py_at_an_acquisition(make: Make) -> None:
-    """The methods answer the arguments of redis-py's ``acquire`` as the constructor does its own; nothing is sent."""
-    lock = make(Redis())
-    for method in ("acquire", "try_acquire", "hold"):
-        with pytest.raises(TypeError, match=rf"\.{method}\(\) has no argument 'blocking': use try_acquire\(\)"):
-            await getattr(lock, method)(blocking=False)
-        with pytest.raises(TypeError, match=rf"\.{method}\(\) has no argument 'blocking_timeout': .* timeout="):
-            await getattr(lock, method)(blocking_timeout=1)
-        with pytest.raises(TypeError, match=rf"\.{method}\(\) has no argument 'token': .* identity=.* not exclude"):
-            await getattr(lock, method)(token="w7")
-    for method in ("acquire", "try_acquire"):
-        assert asyncio.iscoroutinefunction(getattr(lock, method)), "mocks made from the class see a coroutine function"
-
-
-@each_lock
 def test_methods_of_redis_py(make: Make) -> None:
     """A method that redis-py's Lock has, and the lock here has not, is answered with the one of the lease."""
     lock = make(Redis())
