@@ -64,7 +64,7 @@ GAP_MS, LOOK_EVERY = 150, 1.0
 
 
 class Lock(RedisLock):
-    """A distributed lock with the interface of `redis.asyncio.lock.Lock`; see the top of this module.
+    """A distributed lock with the interface of `redis.asyncio.lock.Lock`, on this package's queue.
 
     The token is stored on the object, as ``lock.local.token`` (bytes; None when not held), and may be set by hand to
     pass a held lock on to another object or process. A task that acquired through this object, and whose lock was not

@@ -42,8 +42,12 @@ class Backoff:
         TypeError, ValueError: An argument has the wrong type, or is out of range.
 
     Example:
-        >>> list(Backoff(initial=0.1, cap=0.5, attempts=4, jitter=False))
-        [0.1, 0.2, 0.4, 0.5]
+        ```python
+        from redis_sync_aio import Backoff
+
+        delays = list(Backoff(initial=0.1, cap=0.5, attempts=4, jitter=False))
+        assert delays == [0.1, 0.2, 0.4, 0.5]
+        ```
     """
 
     initial: float = 0.02

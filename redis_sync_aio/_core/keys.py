@@ -45,6 +45,7 @@ LABEL_MARK = b"@"
 """The end of a label: a token is "label@host:pid:inbox:number", or has no label."""
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
+"""The way in which the server decides: by Lua scripts, with WATCH, or by scripts where they are allowed."""
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "barrier", "gate"]
 PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch", "barrier"]
 

@@ -39,6 +39,7 @@ class Face(Protocol):
 L = TypeVar("L", bound=Face)
 
 OnLost: TypeAlias = Literal["cancel", "event"]
+"""The reaction to a loss: the body is cancelled, or only the event `Lease.lost` is set."""
 
 
 class Hold(Generic[L]):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 UndoStep: TypeAlias = Callable[..., Awaitable[object]]
+"""A coroutine function that undoes one step of some work."""
 F = TypeVar("F", bound=UndoStep)
 
 GRACE = 1.0

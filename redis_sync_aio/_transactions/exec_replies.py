@@ -17,6 +17,7 @@ Command: TypeAlias = tuple[Packed, Encodables, dict[str, Any]]
 """A queued command: as it is sent, and as redis-py gave it, with its options."""
 
 Replies: TypeAlias = tuple[Any, ...]
+"""The replies to the commands of a transaction, in their order."""
 
 
 @dataclass(frozen=True)

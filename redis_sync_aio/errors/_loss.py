@@ -7,6 +7,7 @@ from typing import Literal
 from ._base import SyncError
 
 LossReason = Literal["expired", "taken", "unreachable", "late", "closed", "released"]
+"""The reason for which a lease was lost, as `LeaseLost` explains it."""
 
 _EXPLAINED: dict[LossReason, str] = {
     "expired": "it is gone from the server before its time was up: it was released elsewhere (by its identity or by "

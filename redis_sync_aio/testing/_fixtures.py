@@ -76,8 +76,12 @@ def make_fixtures(
         coordinator: Options of `Coordinator`, such as ``{"claim": 1}``.
         clean: Begin with an empty database. Say False for fixtures that are used within the lifetime of others.
 
-    Example (conftest.py):
+    Example: In conftest.py
+        ```python
+        from redis_sync_aio.testing import make_fixtures
+
         module_client, module_coordinator = make_fixtures("module", prefix="module")
+        ```
     """
     import pytest
 
