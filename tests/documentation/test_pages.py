@@ -90,6 +90,19 @@ def test_whatever_does_not_run_says_why() -> None:
     ] == []
 
 
+def test_files_are_put_in_as_the_site_reads_it() -> None:
+    """The formatter takes the line for an expression in a block of Python, and spaces it: such blocks say .python."""
+    lines = [
+        (page.name, line)
+        for page in PAGES
+        for line in page.read_text("utf-8").splitlines()
+        if "8<" in line or "8 <" in line
+    ]
+    put_in = re.compile(r' *--8<-- "([^"]+)"')
+    assert lines
+    assert [it for it in lines if not (found := put_in.fullmatch(it[1])) or not (ROOT / found[1]).is_file()] == []
+
+
 def test_a_block_that_fails_is_noticed(server: EmbeddedServer, tmp_path: Path) -> None:
     """And the traceback shows the line of the page."""
     page = tmp_path / "page.md"
