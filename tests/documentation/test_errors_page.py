@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is 
 def entries(heading: str) -> dict[str, str]:
     """The text below each ``###`` of the sections whose ``##`` begins with ``heading``."""
     sections = re.findall(rf"^## {heading}.*\n((?:(?!## ).*\n?)*)", PAGE.read_text("utf-8"), re.M)
-    found = re.findall(r"^### `?(\w+)`?\n((?:(?!### ).*\n?)*)", "\n".join(sections), re.M)
+    found = re.findall(r"^### `?(\w+)`?(?: \{ #[\w-]+ \})?\n((?:(?!### ).*\n?)*)", "\n".join(sections), re.M)
     assert len({name for name, _ in found}) == len(found)
     return dict(found)
 
