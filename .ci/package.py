@@ -28,7 +28,7 @@ DATA = {f"{PACKAGE}/py.typed", f"{PACKAGE}/contrib/dashboard.json"}
 DIST_INFO = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
 SDIST = {
     *("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
-    *("pyproject.toml", "zensical.toml", "PKG-INFO", ".gitignore"),
+    *("pyproject.toml", "zensical.toml", "PKG-INFO", ".gitignore", f"{PACKAGE}_pytest.py"),
 }
 FOLDERS = {PACKAGE, "tests", "examples", "benchmarks", "docs"}
 CACHES = re.compile(r"__pycache__|\.py[co]$|\.egg-info|(^|/)(\.(?!gitignore)|site/|out/)")
@@ -78,7 +78,7 @@ def sdist_problems(files: Mapping[str, bytes], source: set[str]) -> Iterator[str
     yield from (f"the sdist lacks {name}" for name in sorted(SDIST - set(files)))
     for name in sorted(files):
         top = name.partition("/")[0]
-        if CACHES.search(name) or (top not in FOLDERS and name not in SDIST and name != f"{PACKAGE}_pytest.py"):
+        if CACHES.search(name) or (top not in FOLDERS and name not in SDIST):
             yield f"the sdist has {name}"
     if source:
         expected = {name for name in source if name.partition("/")[0] in FOLDERS}
