@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,34 +13,18 @@ import redis_sync_aio
 from redis_sync_aio.cli._doctor.facts import Rights
 from redis_sync_aio.cli._doctor.groups import rights
 
+from ..support.site import DOCS, ROOT, SITE, anchors, page_of
+
 PACKAGE = Path(redis_sync_aio.__file__).parent
 PLUGIN = PACKAGE.with_name("redis_sync_aio_pytest.py")
-DOCS = Path(__file__).parents[2] / "docs"
-SITE = "https://redis-sync-aio.github.io/redis-sync-aio/"
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not next to these tests")
 
 
-def slug(heading: str) -> str:
-    """The anchor that the site gives a heading: as ``markdown.extensions.toc.slugify``."""
-    plain = re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", heading).replace("`", "")
-    ascii_only = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode()
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_only).strip().lower())
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page: of its headings, of those with one of their own, and in HTML."""
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
-    headings = re.findall(r"^#+ +(.+?)(?: *\{.*\})?$", text, re.M)
-    return {*map(slug, headings), *re.findall(r"\{[^}]*#([\w-]+)", text), *re.findall(r'\bid="([\w-]+)"', text)}
-
-
 def exists(name: str, section: str) -> bool:
     """Whether the site has that page, and the section on it."""
-    name = name.strip("/")
-    candidates = [DOCS / f"{name}.md", DOCS / name / "index.md"] if name else [DOCS / "index.md"]
-    found = next((path for path in candidates if path.exists()), None)
-    return found is not None and (not section or section in anchors(found))
+    found = page_of(name)
+    return found.exists() and (not section or section in anchors(found.read_text("utf-8")))
 
 
 def files() -> list[Path]:
@@ -51,8 +34,7 @@ def files() -> list[Path]:
 
 def at_the_root() -> list[Path]:
     """What is read where the site is not: on the forge, and on an index of packages."""
-    root = DOCS.parent
-    return [*root.glob("*.md"), *root.glob("*.toml"), *(root / ".github").rglob("*.*")]
+    return [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / ".github").rglob("*.*")]
 
 
 def written(paths: Iterable[Path]) -> list[tuple[str, str, str]]:
@@ -96,6 +78,18 @@ def test_a_page_or_a_section_that_is_missing_is_noticed() -> None:
 def test_the_package_names_no_file_of_the_repository() -> None:
     """It is installed without docs/."""
     assert [path.name for path in files() if re.search(r"docs/\w|\w\.md\b", path.read_text("utf-8"))] == []
+
+
+def test_each_page_and_picture_that_an_example_a_benchmark_or_a_test_names_exists() -> None:
+    folders = [ROOT / name for name in ("examples", "benchmarks", "tests")]
+    named = [
+        (path.name, page)
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for page in re.findall(r"\bdocs/[\w/-]+\.(?:md|svg)\b", path.read_text("utf-8"))
+    ]
+    assert len(named) > 20
+    assert [(name, page) for name, page in named if "nowhere" not in page and not (ROOT / page).exists()] == []
 
 
 def test_a_finding_of_the_doctor_gives_the_whole_address() -> None:

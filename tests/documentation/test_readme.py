@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ..support.site import DOCS, ROOT, SITE, anchors, page_of
+
 README = ROOT / "README.md"
-DOCS = ROOT / "docs"
-SITE = "https://redis-sync-aio.github.io/redis-sync-aio/"
 FORGE = "https://github.com/redis-sync-aio/redis-sync-aio/"
 RAW = "https://raw.githubusercontent.com/redis-sync-aio/redis-sync-aio/main/"
 
@@ -24,20 +23,11 @@ def links(text: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)", text) + re.findall(r"^\[[^\]]+\]: (\S+)", text, re.MULTILINE)
 
 
-def anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as the site and the forge spell them."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
-    kept = [re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles]
-    return {re.sub(r"[-\s]+", "-", title) for title in kept}
-
-
 def target(link: str) -> Path | None:
     """Return the file or directory that an absolute link leads to; None: not one of this project."""
     address = link.partition("#")[0]
     if address.startswith(SITE):
-        page = DOCS / address.removeprefix(SITE).strip("/")
-        return page / "index.md" if page.is_dir() else page.with_name(f"{page.name}.md")
+        return page_of(address.removeprefix(SITE))
     if address.startswith(RAW):
         return ROOT / address.removeprefix(RAW)
     if found := re.match(re.escape(FORGE) + r"(?:blob|tree)/main/(.+)", address):

@@ -1,4 +1,4 @@
-"""The rights that docs/acl.md gives a user."""
+"""The rights that docs/operations/servers.md gives a user."""
 
 from __future__ import annotations
 
