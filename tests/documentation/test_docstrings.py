@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package runs."""
+"""Every example in a docstring of a class or a function of the package runs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import redis as blocking
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.embedded import eventually
+from ..support.embedded import alive, eventually
 from ..support.pages import Page, without_their_imports
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +37,6 @@ PROGRAMS = {
     "recipes/starlette.md",
 }
 """Pages whose commands take seconds."""
-NOT_YET: set[str] = set()
-"""Pages with blocks that cannot run yet."""
 LOGGED = re.compile(
     r"the lease on '.*' \(fence \d+\) was lost after|redis_sync_aio (has had no connection|is connected) to"
     r"|the renewal of the lease on '.*' came [\d.]+ seconds late"
@@ -54,14 +52,10 @@ def name_of(page: Path) -> str:
 
 
 def each(pages: list[Path]) -> list[object]:
-    marks = {
-        page: [
-            *([pytest.mark.ci] if name_of(page) in PROGRAMS else []),
-            *([pytest.mark.xfail(strict=False)] if name_of(page) in NOT_YET else []),
-        ]
+    return [
+        pytest.param(page, id=name_of(page), marks=pytest.mark.ci if name_of(page) in PROGRAMS else ())
         for page in pages
-    }
-    return [pytest.param(page, id=name_of(page), marks=marks[page]) for page in pages]
+    ]
 
 
 @pytest.mark.timing
@@ -139,6 +133,5 @@ def test_what_a_block_leaves_running_is_killed(server: EmbeddedServer, tmp_path:
     page = tmp_path / "page.md"
     page.write_text("```sh\nsleep 600 &\necho $! > pid\n```\n")
     Page(page, server.url, tmp_path).run()
-    pid = (tmp_path / "pid").read_text().strip()
-    state = Path(f"/proc/{pid}/stat")
-    assert eventually(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+    pid = int((tmp_path / "pid").read_text())
+    assert eventually(lambda: not alive(pid))

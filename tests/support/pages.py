@@ -8,9 +8,9 @@
 - lua: must be put in from a file of this repository, as by ``--8<-- "redis_sync_aio/_scripts/lock/release.lua"``.
 
 Addresses that begin with ``redis://localhost`` lead to the server of the tests, and ``localhost:8000``, which is where
-uvicorn listens, to a free port. What cannot run has a comment before it
-that says why: ``<!-- skip: next, "Needs a cluster." -->``. A comment ``<!-- invisible-code-block: python`` holds code
-that the reader does not see.
+uvicorn listens, to a free port. What cannot run has a comment before it that says why:
+``<!-- skip: next, "Needs a cluster." -->``. A comment ``<!-- invisible-code-block: python`` holds code that the reader
+does not see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import os
 import re
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -44,6 +43,8 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
 
 from redis_sync_aio import Coordinator
+
+from .embedded import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "redis://localhost"
@@ -78,7 +79,7 @@ class Page:
         self.ran = 0
         self.left_out: list[str] = []
         self._url = url
-        self._port = free_port()
+        self._port: int
         self._clients: list[Redis | RedisCluster | Coordinator] = []
         self._directory = directory
         self._runner: asyncio.Runner
@@ -94,7 +95,7 @@ class Page:
         known, environment = set(sys.modules), dict(os.environ)
         sys.path.insert(0, str(self._directory))
         try:
-            with asyncio.Runner() as self._runner:
+            with free_port() as self._port, asyncio.Runner() as self._runner:
                 try:
                     self._evaluate_all()
                 finally:
@@ -209,13 +210,6 @@ class Page:
                 shell.wait()
             output.seek(0)
             assert status == 0, f"line {example.line}: exit status {status}\n{output.read()}"
-
-
-def free_port() -> int:
-    """Return a port of this machine that nothing uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _included(source: str, example: Example) -> None:
