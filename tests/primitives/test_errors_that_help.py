@@ -94,7 +94,7 @@ async def test_a_reentrant_lock_under_a_plain_one_says_what_to_do(sync: Coordina
 async def test_no_answer_says_to_what(push: Any) -> None:
     """A request that was not granted, or a body whose end was not confirmed: the caller does different things."""
     with EmbeddedServer(port=0) as away:
-        async with away.client() as client, Coordinator(client, push=push, retry_for=0.5, exit_timeout=0.5) as sync:
+        async with away.client() as client, Coordinator(client, push=push, retry_for=2, exit_timeout=0.5) as sync:
             lease = await sync.lock(NAME).acquire()
             away.kill()
             with pytest.raises(Unreachable, match="did not answer the acquire of 'other' within"):
@@ -141,7 +141,7 @@ async def test_a_port_of_something_else_is_said_to_be_one() -> None:
 
     web = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"redis://127.0.0.1:{web.sockets[0].getsockname()[1]}"
-    async with web, Coordinator.from_url(url, retry_for=0.3) as sync:
+    async with web, Coordinator.from_url(url, retry_for=2) as sync:
         with pytest.raises(Unreachable, match="does not speak Redis"):
             await sync.lock(NAME).acquire()
 

@@ -170,8 +170,10 @@ async def test_a_lease_whose_renewals_are_refused(sync: Coordinator, redis: Redi
     """Its time is up, too: the message leads to the lines that say why it could not be renewed."""
     with pytest.raises(LeaseLost, match="its time was up") as caught:  # noqa: PT012
         async with AsyncLock(sync, NAME, ttl=1.5):
-            await redis.delete(NAME)
-            await redis.rpush(NAME, "data")  # another program's
+            async with redis.pipeline() as pipe:  # in one step: a renewal in between would find nothing
+                pipe.delete(NAME)
+                pipe.rpush(NAME, "data")  # another program's
+                await pipe.execute()
             await asyncio.sleep(60)
     assert (caught.value.reason, caught.value.time_is_up) == ("expired", True)
     assert "renewal_refused" in str(caught.value)
