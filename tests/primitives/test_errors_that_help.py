@@ -135,7 +135,8 @@ async def test_rights_without_scripts_name_scripts_first(redis: Redis, server: E
 async def test_a_port_of_something_else_is_said_to_be_one() -> None:
     """The first byte of its answer says nothing to a reader."""
 
-    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)  # closing sooner would refuse what the client writes, and it would read nothing
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 

@@ -879,7 +879,7 @@ async def test_bad_input(redis: Redis, make_client: Any) -> None:
         (redis, TypeError, "one for each server"),
         ([], ValueError, "clients is empty"),
         ([redis, redis], ValueError, "one of them twice"),
-        ([redis, "redis://"], TypeError, "not 'redis://'"),
+        ([redis, "redis://"], TypeError, "takes a client, not an address"),
         (3, TypeError, "one for each server"),
     ):
         bad: Any = clients
