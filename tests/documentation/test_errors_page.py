@@ -91,7 +91,7 @@ LOSSES: dict[str, list[LossReason | dict[str, Any]]] = {
 def test_the_messages_of_a_loss_are_quoted_in_the_entry_of_its_reason(reason: str) -> None:
     """So the search of the site finds them."""
     of_all: dict[str, Any] = {"name": "orders:42", "fence": 1795711537967982, "held_for": 41.3}
-    facts = [{"reason": it} if isinstance(it, str) else it for it in LOSSES[reason]]
+    facts: list[dict[str, Any]] = [{"reason": it} if isinstance(it, str) else it for it in LOSSES[reason]]
     blocks = re.findall(r"^```text\n(.*?)^```", entries("Why was my lease lost")[reason], re.M | re.S)
     assert [plain(block) for block in blocks] == [plain(str(LeaseLost(**of_all | more))) for more in facts]
 
