@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -32,14 +31,13 @@ _METHODS_OF_REDIS_PY = {
 
 def explains_words_of_redis_py(function: Callable[P, R]) -> Callable[P, R]:
     """Raise a TypeError that helps for the names that redis-py's Lock gives its arguments; decorate a method."""
-    words = {word: help for word, help in _OF_REDIS_PY.items() if word not in signature(function).parameters}
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for word in kwargs:
-            if word in words:
+            if word in _OF_REDIS_PY:
                 shown = type(args[0]).__name__ + ("" if function.__name__ == "__init__" else f".{function.__name__}")
-                raise TypeError(f"{shown}() has no argument {word!r}: {words[word]}")
+                raise TypeError(f"{shown}() has no argument {word!r}: {_OF_REDIS_PY[word]}")
         return function(*args, **kwargs)
 
     return checked
