@@ -6,8 +6,8 @@
 The clients' connections are in memory, so nothing but the gate passes anything on, one command or one frame from
 the server at a time; commands reach the server through blocking sockets. The time of the event loop and of
 `redis_sync_aio` is a number that the gate sets. The gate acts when the loop has nothing left to do, so the
-order in which things happen is its choice alone, nothing ever waits for real time, and with the same choices
-the same happens again.
+order in which things happen is its choice alone, and nothing ever waits for real time. The jitter of back-offs is
+the same in every run, so with the same choices the same happens again.
 
 By itself the gate is calm: all is delivered in turn, and when nothing is in flight the time of the next timer comes.
 `choose` replaces that.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import random
 import selectors
 import socket
 import sys
@@ -260,9 +261,12 @@ class Gate:
     def __enter__(self) -> Self:
         self._patched = _times(lambda: self.time)
         self._patched.__enter__()
+        self._random = random.getstate()
+        random.seed(0)  # back-off and jitter
         return self
 
     def __exit__(self, *_: object) -> None:
+        random.setstate(self._random)
         self._patched.__exit__(None, None, None)
 
     def client(self, **options: Any) -> Redis:
