@@ -6,7 +6,11 @@
 The last release is the latest tag `v*` below this commit. Before the first there is none: then it is the commit where
 this branch left origin/main, or on main itself the commit before. That finds a break while the change is reviewed.
 
-Exit status: 0, nothing breaks that .ci/breakages.txt does not explain; 1, something does; 3, nothing to compare with.
+.ci/breakages.txt explains each break. Compared with the last release, each line there must still be one: a stale line
+would hide the same break when a later change makes it again. Compared with anything else, a line that is not found is
+only named, since it may be of a change that main has already.
+
+Exit status: 0, the API and the file agree; 1, a break is not explained, or a line is stale; 3, nothing to compare with.
 """
 
 from __future__ import annotations
@@ -32,9 +36,14 @@ def git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def last_release() -> str:
+    """Return the latest tag `v*` below this commit, or nothing before the first release."""
+    return git("describe", "--tags", "--match", "v*", "--abbrev=0", "HEAD^")
+
+
 def before() -> str:
     """Return the commit or tag to compare with, or nothing in a clone that has none."""
-    if tag := git("describe", "--tags", "--match", "v*", "--abbrev=0", "HEAD^"):
+    if tag := last_release():
         return tag
     head, left = git("rev-parse", "HEAD"), git("merge-base", "HEAD", "origin/main")
     return left if left not in ("", head) else git("rev-parse", "--verify", "--quiet", "HEAD^")
@@ -67,16 +76,23 @@ def main(*against: str) -> int:
         print("no release, no origin/main and no earlier commit: nothing to compare the API with")
         return 3
     reasons, found = accepted(), sorted(set(breakages(old)))
-    new = [what for what in found if what not in reasons]
-    print("".join(f"accepted: {what} because {reasons[what]}\n" for what in found if what in reasons), end="")
+    new, gone = [what for what in found if what not in reasons], sorted(set(reasons).difference(found))
+    stale = gone if old == last_release() else []
+    for what in found:
+        if what in reasons:
+            print(f"accepted: {what} because {reasons[what]}")
+    for what in set(gone).difference(stale):
+        print(f"accepted, but not broken since {old}: {what}")
     if new:
-        print(
-            f"This breaks code that works with {old}. Avoid it, or say so in CHANGELOG.md and in .ci/breakages.txt:\n"
-        )
-        print("\n".join(f"{what} because REASON" for what in new))
-    else:
+        print(f"This breaks code that works with {old}. Avoid it, or add to CHANGELOG.md and .ci/{ACCEPTED.name}:\n")
+        print("".join(f"{what} because REASON\n" for what in new))
+    if stale:
+        print(f"This no longer breaks code that works with {old}. Delete the lines from .ci/{ACCEPTED.name},")
+        print("and what CHANGELOG.md says of them under Unreleased:\n")
+        print("".join(f"{what} because {reasons[what]}\n" for what in stale))
+    if not new and not stale:
         print(f"the API: nothing breaks since {old} that is not accepted")
-    return min(len(new), 1)
+    return 1 if new or stale else 0
 
 
 if __name__ == "__main__":
