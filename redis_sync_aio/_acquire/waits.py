@@ -17,8 +17,8 @@ from weakref import ReferenceType, ref
 
 from .._core import logs
 from .._core.clock import now
-from .._core.display import shown, text
-from .._core.keys import Keys, PermitKeys
+from .._core.display import not_a_lock, shown, text
+from .._core.keys import Keys, Maker, PermitKeys
 from .._engine.commands import Commands, Delivery
 from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
 from .._leases.held import HeldLeases
@@ -84,7 +84,7 @@ class Waits:
     """The waits of this process for one name. It exists while a task waits."""
 
     data: str | None = None
-    """The value of a lock's key, if this package did not write it and it has no ttl."""
+    """What to say of a lock's key, if this package did not write it and it has no ttl."""
     _asked = False
     _quiet_until = -math.inf
 
@@ -106,7 +106,7 @@ class Waits:
 
     def _found_endless(self, call: Call) -> None:
         if call.error is None:
-            self.data = data_in(read_inspect(call.reply))
+            self.data = data_in(self._resource.keys, read_inspect(call.reply))
 
     def _mark(self, waiters: list[Waiter]) -> None:
         if waiters and (not self._marks or self._marks[-1].waiter() is not waiters[-1]):
@@ -165,11 +165,13 @@ def _permit_holders(view: PermitsView) -> str:
     return f"{view.used} of its {view.limit} permits are held, by {tokens or 'nobody'}"
 
 
-def data_in(view: LockView) -> str | None:
-    """Return the value of a lock's key if it has no ttl and this package did not write it."""
+def data_in(keys: Keys, view: LockView) -> str | None:
+    """Return what to say of a lock's key if it has no ttl and this package did not write it."""
     if view.holder is None or view.left is not None or view.holder == view.fence_token:
         return None
-    return shown(text(view.holder))
+    if Maker.of(view.holder) is not None:  # one of ours, whose fence is gone
+        return None
+    return not_a_lock(keys.all[0], view.holder)
 
 
 def timeout_error(

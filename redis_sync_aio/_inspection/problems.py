@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-
-from .._core.display import shown, text
+from .._core.display import not_a_lock, release_command, text
 from ..errors._wording import page
 from .views import HolderView, Problem, ProblemCode, WaiterView
 
@@ -19,28 +17,17 @@ TRANSIENT: frozenset[ProblemCode] = frozenset(
 
 def foreign_without_ttl(key: bytes, value: bytes) -> Problem:
     """Describe a key with a value of another program that will not end."""
-    return Problem(
-        "foreign_without_ttl",
-        f"its key has the value {shown(text(value))} and no ttl, and this package did not write it, so it will not "
-        "become free by itself. If it is data, give the lock another name; if it is a lock that another program "
-        f"forgot, delete it: {_release(key)} --force",
-    )
+    return Problem("foreign_without_ttl", not_a_lock(key, value))
 
 
-def holder_disconnected(key: bytes, holder: HolderView) -> Problem:
+def holder_disconnected(key: bytes, token: bytes, holder: HolderView) -> Problem:
     """Describe a lock without a ttl whose process is not connected."""
     return Problem(
         "holder_disconnected",
         f"process {holder.pid} on {holder.host} holds it without a ttl, and is not connected to the server: it has "
         "ended, is cut off, or polls since the server refused it messages (polling_instead in its log). Look there; if "
-        "it has ended, nobody else will release the lock, so do: "
-        f"{_release(key)} --token {shlex.quote(holder.token)}",
+        f"it has ended, nobody else will release the lock, so do: {release_command(key, token)}",
     )
-
-
-def _release(key: bytes) -> str:
-    """Return the command for the lock with this key, which is also its name for a client without a prefix."""
-    return f"redis-sync-aio release {shlex.quote(text(key))}"
 
 
 def dead_waiters(waiters: list[WaiterView]) -> Problem:

@@ -214,8 +214,8 @@ class LockReading(_Reading):
         robust = isinstance(replies[0], bytes)
         holders = () if self._holder is None else (self._holder_view(self._holder, now, listening),)
         waiters, waiting = self._waiters(replies[1:], now, 0, listening, self._tokens())
-        for one in holders:
-            self._judge_holder(one)
+        if holders and self._holder is not None:
+            self._judge_holder(holders[0], self._holder)
         if not holders and any(it.alive is not False for it in waiters):
             self.problems.append(problems.queue_without_holder(waiters[0].polls))
         self._judge_keys(self._fence, now)
@@ -235,17 +235,17 @@ class LockReading(_Reading):
         )
 
     def _holder_view(self, token: bytes, now: int, listening: Listening) -> HolderView:
-        known = token == self._granted
+        known = token == self._granted != b""
         fence, left = self._fence if known else None, None if self._left < 0 else self._left / 1000
         return holder(token, now, fence, left, foreign=not known, listening=listening)
 
-    def _judge_holder(self, one: HolderView) -> None:
+    def _judge_holder(self, one: HolderView, token: bytes) -> None:
         if one.foreign and one.host is not None:
             self.problems.append(problems.fence_lost())
         elif one.foreign and self._left == -1:
-            self.problems.append(problems.foreign_without_ttl(self._key, self._holder or b""))
+            self.problems.append(problems.foreign_without_ttl(self._key, token))
         if self._left == -1 and one.connected is False:
-            self.problems.append(problems.holder_disconnected(self._key, one))
+            self.problems.append(problems.holder_disconnected(self._key, token, one))
 
 
 class PermitReading(_Reading):

@@ -342,7 +342,7 @@ class Primitive(LeaseContext[L]):
         return grant
 
     async def _data(self) -> str | None:
-        """Return what the key of a lock has if that is no lock, and has no ttl."""
+        """Return what to say of the key of a lock if that is no lock, and has no ttl."""
         return None
 
     def _taken(self, request: Request, data: str | None) -> NoReturn:

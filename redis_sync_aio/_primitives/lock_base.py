@@ -100,7 +100,7 @@ class LockBase(Primitive[L]):
             return None  # it has a ttl, or is held here
         with suppress(Unreachable, CommandRefused):  # it is taken: that is known
             reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, 0, delivery))
-            return data_in(read_inspect(reply))
+            return data_in(self._keys, read_inspect(reply))
         return None
 
     async def _holders(self) -> str:

@@ -50,7 +50,7 @@ class AcquireTimeout(SyncError, TimeoutError):
             within: The seconds that it was waited for.
             held_here: This process holds it.
             upgradable: Of a read/write lock: this process reads it, and wants to write. None: it has no sides.
-            data: What its key has, if that is no lock.
+            data: What to say of its key, if that is no lock.
         """
         failed = f"{name!r} was not {'free' if answered else 'granted'}{_within(within)}"
         if not answered:
@@ -61,7 +61,7 @@ class AcquireTimeout(SyncError, TimeoutError):
                 use = "upgrade() that lease" if upgradable else "go on with that lease"
             why = _held_here("it", use)
         else:
-            why = _held_elsewhere("it") if data is None else _not_a_lock(data)
+            why = _held_elsewhere("it") if data is None else data
         return AcquireTimeout(f"{failed}: {why}", name=name, remaining=remaining, answered=answered)
 
     @staticmethod
@@ -97,13 +97,11 @@ class AcquireTimeout(SyncError, TimeoutError):
     def taken(name: str, *, remaining: float | None, weight: int = 0, data: str | None = None) -> AcquireTimeout:
         """Return the error for ``timeout=0`` and something that is not free.
 
-        ``weight`` is that of the permits that were asked for, ``data`` what the key of a lock has, if that is no lock.
+        ``weight`` is that of the permits that were asked for, ``data`` what to say of the key of a
+        lock, if that is no lock.
         """
         failed = f"{name!r} did not have {weight} of its permits free" if weight else f"{name!r} is taken"
-        if data is None:
-            why = ", and timeout=0 does not wait: give it a timeout, or use try_acquire()"
-        else:
-            why = f": {_not_a_lock(data)}"
+        why = ", and timeout=0 does not wait: give it a timeout, or use try_acquire()" if data is None else f": {data}"
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
 
     @staticmethod
@@ -182,13 +180,6 @@ def _held_here(it: str, use: str) -> str:
 
 def _held_elsewhere(it: str) -> str:
     return f"others hold {it} or wait for {'them' if it == 'them' else 'it'}; {_LONGER}"
-
-
-def _not_a_lock(data: str) -> str:
-    return (
-        f"its key has the value {data} and no ttl, so it will not become free by itself. If that is data, give the "
-        "lock another name; if it is a lock that another program forgot, delete the key"
-    )
 
 
 class QueueFull(AcquireTimeout):

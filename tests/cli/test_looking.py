@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import socket
 import threading
 from typing import Any
@@ -16,6 +17,7 @@ from redis_sync_aio import AsyncSemaphore, Coordinator, LeaseLost
 from redis_sync_aio.embedded import EmbeddedServer
 from tests.support.inspecting import seen
 
+from ..support.pairwise import first_of
 from ..support.programs import command, printed_json, terminal
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -147,15 +149,57 @@ async def test_an_event_is_waited_for_and_never_held(
     assert "nobody waits for it" in shown
 
 
-async def test_another_programs_lock_needs_force(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
-    """And then the waiter gets it."""
-    await redis.set("x", "theirs")
-    waiting = asyncio.create_task(sync.lock("x").acquire())
-    await seen(redis, "x", lambda it: len(it.waiters) == 1)
-    refused = await ran("release", "x", "--yes", "--url", server.url)
+VALUES = {
+    "a token": b"batch-7",
+    "what a shell would expand": b"it's $HOME; `ls`",
+    "like an option": b"--force",
+    "what a terminal would obey": b"a\x1b[31m\n",
+    "bytes that are no text": b"\xff\xfe\x80",
+    "text that looks like such bytes": b"\\xff",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("value", first_of(*VALUES.values()))
+async def test_the_advised_command_releases_another_programs_lock(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, value: bytes
+) -> None:
+    """As `show` prints it: without that choice nothing is changed; with it the waiter gets the lock."""
+    await redis.set("-x", value)
+    waiting = asyncio.create_task(sync.lock("-x").acquire())
+    await seen(redis, "-x", lambda it: len(it.waiters) == 1)
+    refused = await ran("release", "--yes", "--url", server.url, "--", "-x")
     assert refused.returncode == 2
-    assert (await ran("release", "x", "--force", "--yes", "--url", server.url)).returncode == 0
+    assert await redis.get("-x") == value
+    shown = (await ran("show", "--url", server.url, "--", "-x")).stdout
+    advised = shlex.split(shown[shown.index("redis-sync-aio release") :].splitlines()[0])
+    done = await ran(*advised[1:2], "--yes", *advised[2:], REDIS_URL=server.url)
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "released"), done.stderr
     await (await waiting).release()
+
+
+@pytest.mark.ci
+async def test_a_long_or_empty_value_of_another_program(server: EmbeddedServer, redis: Redis) -> None:
+    """A long one is not repeated in the advice. An empty one is no token, which is said, and is not called a bug."""
+    await redis.set("x", "y" * 300)
+    shown = (await ran("show", "x", "--url", server.url)).stdout
+    assert shown.endswith("redis-sync-aio release x --token TOKEN (redis-sync-aio show prints the token)\n")
+    await redis.set("x", "")
+    done = await ran("release", "x", "--token", "", "--yes", "--url", server.url)
+    assert done.returncode == 2
+    assert done.stderr.endswith("use --force\n")
+    assert await redis.get("x") == b""
+
+
+@pytest.mark.ci
+async def test_an_identity_that_is_no_text_is_released_by_what_show_prints(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator
+) -> None:
+    await sync.semaphore("x", limit=2).acquire(identity=b"\xff\x00")
+    (found,) = (await ran_json("show", "x", "--url", server.url))["names"]
+    done = await ran("release", "x", "--token", r"\xff\x00", "--yes", "--url", server.url)
+    assert (done.returncode, found["holders"][0]["token"]) == (0, "\\xff\0")
+    assert (await sync.semaphore("x", limit=2).statistics()).available == 2
 
 
 async def test_it_asks_first(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:

@@ -14,7 +14,7 @@ from benchmarks.screens import draw, screens
 
 DOCS = Path(__file__).parents[2] / "docs" / "assets"
 SHOWN = {
-    "ls": ["HELD BY", "worker-3:28376", "import !", "release import --force"],
+    "ls": ["HELD BY", "worker-3:28376", "import !", "release import --token batch-7"],
     "show": ["orders:42", "held by worker-3:28376", "waiting: 3"],
     "top": ["GRANT/S", "8 waiting", "1.0 granted/s", "q quit"],
     "doctor": ["bad", "maxmemory-policy is allkeys-lru", "Fix:"],

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Coordinator, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.inspection import ProblemCode, inspect
 from redis_sync_aio.types import Client
 from tests.conftest import MakeClient
 from tests.support.body import FAST
 from tests.support.inside import lock_keys, permit_keys, ticket_member
 from tests.support.inspecting import seen
+from tests.support.programs import ROOT
 
 DEAD = b"vm:7:0123456789abcdef:1"
 """A token of a process that has ended."""
+PAGES = ROOT / "docs" / "operations"
 
 
 async def problem(client: Client, code: ProblemCode, name: str = "x") -> str:
@@ -35,16 +37,40 @@ async def test_a_value_of_another_program_without_a_ttl(redis: Redis) -> None:
     await redis.set("x", "data")
     said = await problem(redis, "foreign_without_ttl")
     assert "'data' and no ttl" in said
-    assert said.endswith("redis-sync-aio release x --force")
+    assert said.endswith("redis-sync-aio release x --token data")
     await redis.set("app1:{x}", "data")
     (prefixed,) = await inspect(redis, "x", prefix="app1:")
-    assert str(prefixed.problems[0]).endswith("redis-sync-aio release 'app1:{x}' --force")
+    assert str(prefixed.problems[0]).endswith("redis-sync-aio release 'app1:{x}' --token data")
     (found,) = await inspect(redis, "x")
     assert found.holders[0].foreign
     assert found.holders[0].remaining is None
     assert "x" not in [
         it.name for it in await inspect(redis, "*")
     ]  # any string might be one, so it is not searched for
+
+
+@pytest.mark.skipif(not PAGES.exists(), reason="the documentation is not next to these tests")
+async def test_the_advice_about_another_programs_value_is_the_same_everywhere(redis: Redis, sync: Coordinator) -> None:
+    """The problem, the error of a request, and the pages say it in the same words."""
+    await redis.set("x", "data")
+    said = await problem(redis, "foreign_without_ttl")
+    for timeout in (0, 0.5):
+        with pytest.raises(AcquireTimeout) as caught:
+            await sync.lock("x").acquire(timeout=timeout)
+        assert str(caught.value).endswith(f": {said}")
+    advice = said[said.index("If it is data") : said.index(" x --token")]
+    for page in ("index", "inspection", "when-it-goes-wrong"):
+        text = (PAGES / f"{page}.md").read_text("utf-8").replace("`", "")
+        assert advice in " ".join(text.split()), page
+
+
+async def test_an_empty_value_is_another_programs(redis: Redis) -> None:
+    """It is not taken for the token of a grant of which nothing is remembered. It cannot be named, only forced."""
+    await redis.set("x", "")
+    said = await problem(redis, "foreign_without_ttl")
+    assert said.endswith("redis-sync-aio release x --force")
+    (found,) = await inspect(redis, "x")
+    assert found.holders[0].foreign
 
 
 async def test_another_programs_lock_with_a_ttl_is_none(redis: Redis, sync: Coordinator) -> None:

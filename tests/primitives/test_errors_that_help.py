@@ -236,7 +236,7 @@ async def test_data_under_the_name(redis: Redis, push: Any, engine: Any, timeout
         lock = AsyncLock(sync, NAME, engine=engine)
         with pytest.raises(AcquireTimeout, match="its key has the value 'my precious data' and no ttl") as caught:
             await lock.acquire(timeout=timeout)
-        assert "If that is data, give the lock another name" in str(caught.value)
+        assert "If it is data, give the lock another name" in str(caught.value)
         assert await lock.try_acquire() is None
         await redis.set(NAME, "a lock of another kind", px=60_000)
         with pytest.raises(AcquireTimeout) as caught:

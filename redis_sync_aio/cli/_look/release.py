@@ -13,6 +13,7 @@ import typer
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld, ReadSide
 from redis_sync_aio._acquire.waits import CLOSED
+from redis_sync_aio._core.display import bytes_of
 from redis_sync_aio.inspection import HolderView, Kind, NameView, escape, inspect
 
 from .._failures import INTERRUPTED, USAGE, Failure
@@ -43,7 +44,7 @@ class Choice:
     def means(self, holder: HolderView) -> bool:
         """Return whether this holder is meant."""
         if self.token is not None:
-            return holder.token == self.token
+            return self.token in (holder.token, words.plain(holder.token))  # the latter is what `show` prints
         if self.host is not None:
             return holder.host == self.host and self.pid in (None, holder.pid)
         return True
@@ -98,6 +99,8 @@ async def release_name(session: Session, name: str, kind: str | None, choice: Ch
         return report(session, name, [], f"{words.holders(view)} holds it, not the one that you named")
     if not choice.named and (len(view.holders) > 1 or meant[0].foreign):
         raise Failure(f"{words.holders(view)} holds it: choose by --token, --host or --force", USAGE)
+    if not choice.force and not all(it.token for it in meant):
+        raise Failure("the value of its key is empty, and so is no token: use --force", USAGE)
     if not yes:
         ask(session, "\n".join(announced(view, meant)))
     ended = await end(session, view, meant, choice.force)
@@ -130,7 +133,7 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
         since = f", for {words.seconds(it.held_for)}" if it.held_for is not None else ""
         lines.append(f"- {words.party(it)} loses it{since} (token {words.plain(it.token)}).")
     if any(it.foreign for it in meant):
-        lines.append("- Another program wrote that value. It is deleted, and that program is not told.")
+        lines.append("- Another program wrote that value. It is deleted, and that program does not notice.")
     if any(not it.foreign and it.connected is not False for it in meant):
         lines.append(
             "- A process that still runs finds out when it next renews, and its work is cancelled. Until then two may "
@@ -152,9 +155,11 @@ async def end(session: Session, view: NameView, meant: Sequence[HolderView], for
             return list(meant) if await AsyncLock(sync, view.name).force_release() else []
         lock = _primitive(sync, view.kind, view.name)
         for it in meant:
-            with suppress(NotHeld):
-                await lock.release(identity=it.token)
-                ended.append(it)
+            for token in dict.fromkeys((it.token.encode(), bytes_of(it.token))):
+                with suppress(NotHeld):
+                    await lock.release(identity=token)
+                    ended.append(it)
+                    break
     return ended
 
 

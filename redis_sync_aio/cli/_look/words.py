@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from redis_sync_aio._core.display import plain as plain
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 
 KINDS = {
@@ -17,11 +18,6 @@ KINDS = {
     "latch": "latch",
     "barrier": "barrier",
 }
-
-
-def plain(text: str) -> str:
-    """Return text from the server without anything that a terminal would obey."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def short(text: str, width: int) -> str:
