@@ -142,6 +142,35 @@ async def test_replicas() -> None:
             assert told(primary.url, "warn", "replicas") == "1 replica, and min-replicas-max-lag is 0"
 
 
+@pytest.mark.parametrize(
+    ("count", "least", "level", "meaning", "fix"),
+    [
+        (
+            1,
+            0,
+            "warn",
+            "A primary that is cut off goes on granting",
+            "add a second replica, then CONFIG SET",
+        ),
+        (2, 0, "warn", "A primary that is cut off goes on granting", "CONFIG SET min-replicas-to-write 1 and"),
+        (1, 1, "ok", "While the only one is down or restarts, the server refuses all writes", "add a replica"),
+        (2, 2, "ok", "While any of them is down or restarts, the server refuses all writes", "add a replica"),
+        (2, 1, "ok", "", ""),
+    ],
+)
+def test_a_replica_without_which_the_server_refuses_writes(
+    count: int, least: int, level: str, meaning: str, fix: str
+) -> None:
+    """Two replicas are needed for min-replicas-to-write 1: with one, the doctor tells what each choice costs."""
+    info = {"redis_version": "8.0.0", "connected_slaves": count, "min_slaves_good_slaves": count}
+    settings = {"min-replicas-to-write": str(least), "min-replicas-max-lag": "1"}
+    (found,) = [one for one in judge(Facts("here", info, settings)) if one.check == "replicas"]
+    assert found.level == level
+    assert found.meaning.startswith(meaning)
+    assert found.fix.startswith(fix)
+    assert bool(found.meaning) == bool(meaning)
+
+
 @pytest.mark.ci
 def test_clocks_that_disagree(server: EmbeddedServer, tmp_path: Path) -> None:
     """The clock of the doctor's process is set, as that of the server cannot be."""

@@ -68,11 +68,17 @@ def replicas(facts: Facts) -> Iterator[Finding]:
         found = f"{_replicas(count)}, and {known}"
         meaning = "A primary that is cut off goes on granting locks that the new primary grants, too."
         fix = "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 1 on all servers"
+        if count == 1:
+            fix = f"add a second replica, then {fix}. With a single one, its restart would stop all locks"
         yield Finding("replicas", "warn", found, meaning, fix)
     elif least and lag and lag > CLOSE:
         found = f"min-replicas-max-lag is {lag} s"
         meaning = "For so long an old primary grants locks that the new primary grants, too."
         yield Finding("replicas", "warn", found, meaning, "CONFIG SET min-replicas-max-lag 1 on all servers")
+    elif least and count == least:
+        which = "the only one" if count == 1 else "any of them"
+        meaning = f"While {which} is down or restarts, the server refuses all writes: no lock is acquired or renewed."
+        yield Finding("replicas", "ok", f"{_replicas(count)}, {known}", meaning, "add a replica")
     else:
         yield Finding("replicas", "ok", f"{_replicas(count)}, {known}")
 
