@@ -9,6 +9,9 @@ from .._core.display import shown, text
 _UNFINISHED = re.compile(rb"(?:[^\[\\]|\\.|\[(?:\\.|[^\]\\])*\])*", re.DOTALL)
 """Everything before an opening bracket without its end, or before a backslash at the end."""
 _PARTS = re.compile(rb"(\*+)|(\?)|\[(\^?)((?:\\.|[^\]\\])*)\]?|\\(.)|(.)", re.DOTALL)
+ANYTHING = b"any-name"
+"""The text that a star stands for in a sample. No other pattern is likely to match it."""
+_TRIED = [*b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", *range(256)]
 _ESCAPED = re.compile(r"([*?\[\]\\])")
 _IN_CLASS = re.compile(rb"\\(.)|([^\\])-([^\\])|([^\\])", re.DOTALL)
 
@@ -38,6 +41,23 @@ def exact(pattern: bytes) -> bytes | None:
         if literal is None:
             return None
         found += literal
+    return found
+
+
+def sample(pattern: bytes) -> bytes | None:
+    """Return a text that ``pattern`` matches; None if there is none."""
+    found = b""
+    for part in _PARTS.finditer(pattern):
+        if part[1]:
+            found += ANYTHING
+        elif literal := part[5] or part[6]:
+            found += literal
+        else:
+            matches = re.compile(_translated(part), re.DOTALL).fullmatch
+            one = next((it for it in (bytes([byte]) for byte in _TRIED) if matches(it)), None)
+            if one is None:
+                return None
+            found += one
     return found
 
 

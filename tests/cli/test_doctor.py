@@ -22,7 +22,6 @@ from ..support.programs import ROOT, command, printed_json, terminal
 from ..support.proxy import ERROR, FaultProxy
 
 SOON = Backoff(initial=0.01, cap=0.05)
-SECRET = "correct-horse"
 
 
 async def off_the_loop(url: str, level: str, check: str, *words: str, **env: str) -> str:
@@ -198,56 +197,7 @@ async def test_a_command_that_blocked_the_server() -> None:
         assert "SLEEP" not in command("doctor", "--url", server.url, "--json").stdout
 
 
-# -- rights, scripts, messages -----------------------------------------------------------------------------
-
-
-async def user(server: EmbeddedServer, *rules: str) -> dict[str, str]:
-    """Give the server a user, and return how a program logs in as it."""
-    async with server.client() as client:
-        made: Any = client
-        await made.execute_command("ACL", "SETUSER", "locks", "reset", "on", f">{SECRET}", *rules)
-    return {"REDIS_USERNAME": "locks", "REDIS_PASSWORD": SECRET}
-
-
-@pytest.mark.ci
-async def test_rights() -> None:
-    """No scripts; a command too few; no channels. Each is told to a user that may look, by what it may not do."""
-    every = ("~*", "&*", "+@all")
-    with EmbeddedServer(port=0) as server:
-        env = await user(server, *every, "-evalsha", "-eval")
-        assert told(server.url, "warn", "scripts", **env) == "user 'locks' may not call scripts"
-        env = await user(server, *every, "-zadd", "-pexpire")
-        assert told(server.url, "bad", "commands", **env) == "user 'locks' may not run PEXPIRE, ZADD"
-        env = await user(server, *every, "resetchannels")
-        assert told(server.url, "warn", "push", **env).startswith("messages cannot be pushed: ")
-        env = await user(server, *every, "-publish")
-        assert told(server.url, "warn", "push", **env).startswith("messages cannot be pushed: ")
-
-
-@pytest.mark.ci
-async def test_keys() -> None:
-    """Names without the keys around them are no use; those that have them are named."""
-    rights = ("&*", "+@all")
-    with EmbeddedServer(port=0) as server:
-        env = await user(server, "~orders:*", *rights)
-        assert told(server.url, "bad", "keys", **env) == "user 'locks' may use orders:*, but no keys around names"
-        env = await user(server, *rights)
-        assert told(server.url, "bad", "keys", **env) == "user 'locks' may use no keys"
-        found = examine(server.url, **await user(server, "~orders:*", "~{orders:*", "~cache:*", *rights))
-        (keys,) = [one for one in found if one["check"] == "keys"]
-        assert (keys["level"], keys["found"]) == ("ok", "user 'locks' may lock names like orders:*")
-
-
-async def test_what_may_not_be_looked_at_is_said() -> None:
-    """With the least rights that locks need, nothing crashes, and nothing is called ok that was not seen."""
-    needed = "+evalsha +eval +subscribe +publish +get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"
-    with EmbeddedServer(port=0) as server:
-        found = examine(server.url, **await user(server, "~orders:*", "~{orders:*", "&rsa:*", "-@all", *needed.split()))
-    seen = levels(found)
-    hidden = ("version", "eviction", "persistence", "settings", "commands", "keys")
-    assert {seen[check] for check in hidden} == {"unknown"}
-    assert (seen["scripts"], seen["push"]) == ("ok", "ok")
-    assert all("readable" in one["found"] for one in found if one["level"] == "unknown")
+# -- settings, scripts, messages ---------------------------------------------------------------------------
 
 
 @pytest.mark.ci

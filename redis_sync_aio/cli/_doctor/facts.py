@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .key_rights import KeyRights
+
 SETTINGS = (
     "min-replicas-to-write",
     "min-replicas-max-lag",
@@ -88,10 +90,8 @@ class Rights:
     """Whether the server said which commands are allowed."""
     missing: Sequence[str] = ()
     """Commands that scripts use, and that the user may not run."""
-    names: Sequence[str] | None = None
-    """Patterns of the names that its locks may have; None: not known."""
-    bare: Sequence[str] = ()
-    """Patterns of keys that it may write without those that stand around such names."""
+    keys: KeyRights | None = None
+    """The names that its locks may have; None: not known."""
     resp3: Refused | None = None
     """The reason that there is no RESP3."""
     push: Refused | None = None

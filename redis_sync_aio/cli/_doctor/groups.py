@@ -9,6 +9,7 @@ from redis_sync_aio.errors._wording import page
 
 from .facts import Facts, Rights
 from .findings import Finding
+from .key_rights import EXAMPLE
 
 SLOTS = 16384
 _RIGHTS = page("operations/servers", "rights")
@@ -54,13 +55,14 @@ def rights(found: Rights) -> Iterator[Finding]:
         meaning = (
             "Locks decide with WATCH instead, in two to three round trips; robust locks and fence gates do not work."
         )
-        yield Finding("scripts", "warn", what, meaning, f"allow +evalsha +eval ({_RIGHTS})")
+        yield Finding("scripts", "warn", what, meaning, f"ACL SETUSER {_user(found)} +evalsha +eval ({_RIGHTS})")
     else:
         yield Finding("scripts", "ok", f"{whose} may call scripts")
     if found.missing:
         what = f"{whose} may not run {', '.join(found.missing)}"
         meaning = "Locks, semaphores and all else that needs them raise PermissionDenied."
-        yield Finding("commands", "bad", what, meaning, f"allow them ({_RIGHTS})")
+        allowed = " ".join(f"+{command.lower()}" for command in found.missing)
+        yield Finding("commands", "bad", what, meaning, f"ACL SETUSER {_user(found)} {allowed} ({_RIGHTS})")
     elif found.commands_known:
         yield Finding("commands", "ok", f"{whose} may run all commands that locks need")
     else:
@@ -71,20 +73,29 @@ def rights(found: Rights) -> Iterator[Finding]:
 
 def keys(found: Rights, whose: str) -> Finding:
     """Return which names the user may lock: it needs the keys around them, too."""
-    if found.names is None:
+    known, prefix = found.keys, found.prefix
+    if known is None:
         return Finding("keys", "unknown", f"which keys {whose} may use is not readable (ACL GETUSER)")
-    if found.names == ["*"]:
-        return Finding("keys", "ok", f"{whose} may use all keys")
-    if found.names:
+    if known.names == ["*"]:
+        return Finding("keys", "ok", f"{whose} may use all keys{f' that begin with {prefix}' if prefix else ''}")
+    if known.names:
         meaning = "A lock of another name raises PermissionDenied."
-        return Finding("keys", "ok", f"{whose} may lock names like {', '.join(found.names)}", meaning)
-    what = f"{whose} may use {', '.join(found.bare) or 'no keys'}" + (
-        ", but no keys around names" if found.bare else ""
+        return Finding("keys", "ok", f"{whose} may lock names like {', '.join(known.names)}", meaning)
+    what = f"{whose} may use {', '.join(known.keys) or 'no keys'}" + (
+        ", but not all keys of a lock" if known.keys else ""
     )
-    meaning = "Every lock raises PermissionDenied: next to the key NAME it has keys that begin with {NAME}."
-    patterns = " ".join(f"~{{{one}" for one in found.bare) or "~NAMES:* ~{NAMES:*"
-    fix = f"ACL SETUSER … {patterns} ({_RIGHTS})"
-    return Finding("keys", "bad", what, meaning, fix)
+    needed = (
+        f"all keys of the lock NAME begin with {prefix}"
+        if prefix
+        else ("next to the key NAME, a lock has keys that begin with {NAME}")
+    )
+    example = f"for names that begin with {EXAMPLE}; " if f"{EXAMPLE}*" in known.lacking else ""
+    fix = f"ACL SETUSER {_user(found)} {' '.join(f'~{one}' for one in known.lacking)} ({example}{_RIGHTS})"
+    return Finding("keys", "bad", what, f"Every lock raises PermissionDenied: {needed}.", fix)
+
+
+def _user(found: Rights) -> str:
+    return found.user or "USER"
 
 
 def push(found: Rights) -> Finding:
@@ -95,7 +106,7 @@ def push(found: Rights) -> Finding:
         return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why}", meaning, fix)
     if found.push is not None:
         channels = f"{found.prefix}{INBOX_PREFIX.decode()}*"
-        fix = f"allow +subscribe +publish and the channels &{channels} ({_RIGHTS})"
+        fix = f"ACL SETUSER {_user(found)} +subscribe +publish &{channels} ({_RIGHTS})"
         return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
     if found.listeners > 1:
         what = f"{found.listeners - 1} other clients receive the messages of every channel"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from redis_sync_aio._core.keys import INBOX_PREFIX, lock_keys
-from redis_sync_aio._inspection.patterns import compiled
+from redis_sync_aio._core.keys import INBOX_PREFIX
 
 from .._session import Session, try_to_connect
 from .facts import Refused, Rights
+from .key_rights import KeyRights, key_rights
 from .questions import Ask
 
 KEY = "redis-sync-aio:doctor"
@@ -36,8 +35,6 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "ZREMRANGEBYRANK": (KEY, 0, 0),
 }
 """The commands in the scripts of locks, semaphores and so on, with arguments for ACL DRYRUN."""
-SAMPLE = re.compile(r"\*+|\?|\[[^\]]*\]")
-"""The part of a pattern that it leaves open."""
 UNKNOWN = "0" * 40
 """The digest of no script: the server answers a user that may call scripts that there is none, and does nothing."""
 
@@ -52,9 +49,9 @@ async def rights_of(session: Session, ask: Ask) -> Rights:
     user = "" if isinstance(user, Refused) else str(user)
     missing: list[str] | None = await _missing(user, ask) if user else None
     resp3, push, listeners = await _push(session, ask)
-    names, bare = await _names(user, ask) if user else (None, [])
+    keys = await _keys(user, ask, session.prefix) if user else None
     known = missing is not None
-    return Rights(user, scripts, known, missing or [], names, bare, resp3, push, listeners, session.prefix)
+    return Rights(user, scripts, known, missing or [], keys, resp3, push, listeners, session.prefix)
 
 
 async def _missing(user: str, ask: Ask) -> list[str] | None:
@@ -69,27 +66,15 @@ async def _missing(user: str, ask: Ask) -> list[str] | None:
     return found
 
 
-async def _names(user: str, ask: Ask) -> tuple[list[str] | None, list[str]]:
-    """Return the patterns of names that may be locked, and those without the keys around the names.
-
-    None if the server does not tell, or if what it tells is not simple. Which names locks have is not known, so each
-    pattern stands for one that it matches.
-    """
+async def _keys(user: str, ask: Ask, prefix: str) -> KeyRights | None:
+    """Return which names may be locked; None if the server does not tell, or if what it tells is not simple."""
     answer = await ask("ACL", "GETUSER", user)
     about = {} if isinstance(answer, Refused) else dict(zip(answer[::2], answer[1::2], strict=False))
     if "keys" not in about or about.get("selectors"):
-        return None, []
+        return None
     words = about["keys"] if isinstance(about["keys"], list) else about["keys"].split()  # a list before Redis 7
     patterns = [word.removeprefix("%RW").removeprefix("~") for word in words if not word.startswith(("%R~", "%W~"))]
-    allowed = [compiled(pattern.encode()) for pattern in patterns]
-
-    def usable(pattern: str) -> bool:
-        keys = lock_keys(SAMPLE.sub("x", pattern).encode()).all
-        return all(any(one.fullmatch(key) for one in allowed) for key in keys)
-
-    names = [pattern for pattern in patterns if pattern.count("{") == pattern.count("}")]  # else they are for the rest
-    found = [pattern for pattern in names if usable(pattern)]
-    return found, [pattern for pattern in names if pattern not in found]
+    return key_rights(patterns, prefix)
 
 
 async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | None, int]:
