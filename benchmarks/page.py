@@ -6,15 +6,17 @@ name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from .report import number
-from .scenario import Outcome
+from .scenario import Column, Outcome
 from .targets import Verdict
 
 BEGIN, END = "<!-- measured {}: begin -->", "<!-- measured {}: end -->"
+WIDEST: Final = 4  # figures next to a name: more do not fit on the screen of a phone
 
 
 def put(
@@ -40,16 +42,10 @@ def _lines(outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapp
     )
     yield ""
     for outcome in outcomes:
-        columns = outcome.scenario.columns
         yield f"**{outcome.scenario.title}**"
         yield ""
-        yield f"| | {' | '.join(column.title for column in columns)} |"
-        yield "|---" * (len(columns) + 1) + "|"
-        for name in outcome.figures:
-            values = ((outcome.figure(name, column.key), column.digits) for column in columns)
-            cells = ["" if value is None else number(value, digits) for value, digits in values]
-            yield f"| {name} | {' | '.join(cells)} |"
-        yield ""
+        for columns in parts(outcome.scenario.columns):
+            yield from _table(outcome, columns)
     if verdicts:
         yield "| target | compared with | measured | |"
         yield "|---|---|---|---|"
@@ -58,3 +54,22 @@ def _lines(outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapp
             reached = "reached" if verdict.reached else "not reached"
             yield f"| {target} | {verdict.compared_with} | {verdict.value:.4g} | {reached} |"
         yield ""
+
+
+def _table(outcome: Outcome, columns: Sequence[Column]) -> Iterator[str]:
+    yield f"| | {' | '.join(column.title for column in columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for name in outcome.figures:
+        values = ((outcome.figure(name, column.key), column.digits) for column in columns)
+        cells = ["" if value is None else number(value, digits) for value, digits in values]
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+
+
+def parts(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
+    """Yield the columns in tables of about the same width, none of them wider than a phone."""
+    tables = math.ceil(len(columns) / WIDEST)
+    fewest, more = divmod(len(columns), tables)
+    for table in range(tables):
+        start = table * fewest + min(table, more)
+        yield columns[start : start + fewest + (table < more)]

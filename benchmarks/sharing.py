@@ -2,7 +2,7 @@
 
 Two processes with 16 tasks each contend for one lock with share=True, with an empty section and with 1 ms of work. Only
 waits for the other process count: those in which the other process was granted the lock at least once. Exclusion is
-verified in every race. Prints a table in Markdown, and writes a plot.
+verified in every race. Prints tables in Markdown, and writes a plot.
 """
 
 from __future__ import annotations
@@ -73,19 +73,17 @@ def figure(rounds: Rounds, key: str) -> float:
     return max(values) if key == "max" else middle(values)
 
 
-def table(curves: Curves) -> Iterator[str]:
-    """Return the lines of a table in Markdown."""
-    titles = [f"{work}: {title}" for work in curves for title in FIGURES.values()]
-    yield f"| burst | slice ms | {' | '.join(titles)} |"
-    yield "|---" * (len(titles) + 2) + "|"
-    for terms in next(iter(curves.values())):
-        burst, slice = terms
-        cells = [
-            number(figure(rounds[terms], key), 0 if key == "fair" else 2)
-            for rounds in curves.values()
-            for key in FIGURES
-        ]
-        yield f"| {burst if burst else '0 (strict)'} | {f'{slice * 1000:g}' if burst else ''} | {' | '.join(cells)} |"
+def tables(curves: Curves) -> Iterator[str]:
+    """Return the lines of a table in Markdown for each length of the section."""
+    for work, rounds in curves.items():
+        yield f"**{work}**"
+        yield ""
+        yield f"| burst | slice ms | {' | '.join(FIGURES.values())} |"
+        yield "|---" * (len(FIGURES) + 2) + "|"
+        for (burst, slice), played in rounds.items():
+            cells = [number(figure(played, key), 0 if key == "fair" else 2) for key in FIGURES]
+            yield f"| {burst if burst else '0'} | {f'{slice * 1000:g}' if burst else 'strict'} | {' | '.join(cells)} |"
+        yield ""
 
 
 def plot(curves: Curves, path: Path, title: str) -> None:
@@ -154,7 +152,7 @@ def main(
                         figures, wrong = _race(bench, terms, seconds, length)
                         curves[work][terms].append(figures)
                         violations += [f"burst {terms[0]}, slice {terms[1]}, {work}: {text}" for text in wrong]
-    for line in table(curves):
+    for line in tables(curves):
         typer.echo(line)
     if out is not None and find_spec("matplotlib"):
         path = out / "sharing.svg"
