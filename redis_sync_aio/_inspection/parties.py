@@ -60,11 +60,19 @@ def _connected(maker: Maker, listening: Listening) -> bool | None:
     return listening.get(maker.inbox, False) or listening[maker.presence]
 
 
-def waiter(one: Queued, now: int, permits: int, polls_until: Reply, listening: Listening) -> WaiterView:
-    """Return what is known of a ticket. ``permits``: the limit; 0: of a lock. ``polls_until``: the score in POLLS."""
+def waiter(
+    one: Queued, now: int, permits: int, polls_until: Reply, listening: Listening, polls_known: bool = True
+) -> WaiterView:
+    """Return what is known of a ticket.
+
+    ``permits``: the limit; 0: of a lock. ``polls_until``: the score in POLLS, which ``polls_known`` says may be read.
+    """
     ticket, maker = one.ticket, Maker.of(one.ticket.token)
     polls = not ticket.inbox
-    alive = polls_until is not None and float(polls_until) * 1000 > now if polls else listening.get(ticket.inbox)
+    if not polls:
+        alive = listening.get(ticket.inbox)
+    else:
+        alive = polls_until is not None and float(polls_until) * 1000 > now if polls_known else None
     return WaiterView(
         token=text(ticket.token),
         identity=_identity(ticket.token, maker),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .._core.display import not_a_lock, release_command, text
 from ..errors._wording import page
 from .views import HolderView, Problem, ProblemCode, WaiterView
@@ -111,10 +113,12 @@ def wrong_type(keys: list[bytes]) -> Problem:
     )
 
 
-def unreadable(answer: str) -> Problem:
-    """Describe a name that the user may not read."""
+def unreadable(refused: Mapping[str, str]) -> Problem:
+    """Describe a name of which the user may not read these facts, with the answers of the server."""
+    *facts, last = refused
+    answer = next(iter(refused.values())).rstrip(".")
     return Problem(
         "unreadable",
-        f"the server refused to show it: {answer}. Allow this user to read its keys; "
-        f"{page('operations/inspection', 'rights')} has the rights",
+        f"the server refused to show {', '.join(facts)}{' and ' if facts else ''}{last}: {answer}. "
+        f"Extend the rights of this user: {page('operations/inspection', 'rights')}",
     )

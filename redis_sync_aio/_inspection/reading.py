@@ -24,6 +24,10 @@ TOMBSTONES = 16
 """Number of permits that are read beyond those shown: undone requests may be among them."""
 
 
+HOLDERS, LEFT, FENCE, STATE = "who holds it", "the time left of its lease", "its fence", "its limit and fences"
+QUEUE, ALIVE = "its queue", "which of its waiters are alive"
+"""The facts that a server may refuse to show, in words."""
+
 KINDS: dict[PermitKind, Kind] = {
     "sem": "semaphore",
     "rw": "read_write",
@@ -99,6 +103,7 @@ class _Reading:
         self.tickets: list[Queued] = []
         self.problems: list[Problem] = []
         self._wrong: list[bytes] = []
+        self._refused: dict[str, str] = {}  # what the server refused to show, and its answer
         self._all_queued = True
 
     @property
@@ -108,10 +113,10 @@ class _Reading:
 
     @property
     def _active(self) -> bool:
-        return bool(self._found or self.tickets or self.problems or self._wrong)
+        return bool(self._found or self.tickets or self.problems or self._wrong or self._refused)
 
-    def _usable(self, reply: Reply, key: bytes, otherwise: Reply = None) -> Reply:
-        """Return the reply, or ``otherwise`` in place of an error, which is noted."""
+    def _usable(self, reply: Reply, key: bytes, what: str, otherwise: Reply = None) -> Reply:
+        """Return the reply, or ``otherwise`` in place of an error, which is noted. ``what``: the facts in it."""
         if not isinstance(reply, ReplyError):
             return reply
         code = error_code(str(reply))
@@ -120,9 +125,13 @@ class _Reading:
                 self._wrong.append(key)
         elif code == "MOVED":
             self.moved = reply
-        elif code not in ("ASK", "TRYAGAIN") and not any(it.code == "unreadable" for it in self.problems):
-            self.problems.append(problems.unreadable(str(reply)))  # the others: another shard tells
+        elif code not in ("ASK", "TRYAGAIN"):  # these two: another shard tells
+            self._refused.setdefault(what, str(reply))
         return otherwise
+
+    def _readable(self, key: bytes, *facts: str) -> bool:
+        """Return whether these facts, which are in ``key``, are known. What is not readable is not missing."""
+        return key not in self._wrong and not any(fact in self._refused for fact in facts)
 
     def _tokens(self) -> set[bytes]:
         """Return the tokens of the holders."""
@@ -140,7 +149,7 @@ class _Reading:
         return (b"ZRANGE", self._queue, 0, self.shown - 1, b"WITHSCORES")
 
     def _take_queue(self, reply: Reply) -> None:
-        found = pairs(self._usable(reply, self._queue, []))
+        found = pairs(self._usable(reply, self._queue, QUEUE, []))
         self.tickets = queued(found, self.of_lock)
         self._all_queued = len(found) < self.shown
 
@@ -155,11 +164,12 @@ class _Reading:
         self, replies: Replies, now: int, permits: int, listening: Listening, holders: set[bytes]
     ) -> tuple[list[WaiterView], int]:
         """Return the waiters, and how many there are. ``holders`` were granted something between the reads."""
-        waiting = self._usable(replies[0], self._queue, 0)
-        scores = [self._usable(reply, self._polls) for reply in replies[1:]]
+        waiting = self._usable(replies[0], self._queue, QUEUE, 0)
+        scores = [self._usable(reply, self._polls, ALIVE) for reply in replies[1:]]
         until = dict(zip([one.member for one in self._polled()], scores, strict=True))
+        polls_known = self._readable(self._polls, ALIVE)
         rest = [one for one in self.tickets if one.upgrades or one.ticket.token not in holders]
-        found = [waiter(one, now, permits, until.get(one.member), listening) for one in rest]
+        found = [waiter(one, now, permits, until.get(one.member), listening, polls_known) for one in rest]
         if dead := [it for it in found if it.alive is False]:
             self.problems.append(problems.dead_waiters(dead))
         if self._all_queued:  # the number is from the second read, when others may have come or gone
@@ -167,6 +177,8 @@ class _Reading:
         return found, max(len(found), waiting - (len(self.tickets) - len(rest)))
 
     def _judge_keys(self, fence: int | None, now: int) -> None:
+        if self._refused:
+            self.problems.append(problems.unreadable(self._refused))
         if self._wrong:
             self.problems.append(problems.wrong_type(self._wrong))
         if fence is not None and fence - now > problems.CLOCK:
@@ -194,8 +206,9 @@ class LockReading(_Reading):
     def first(self, replies: Replies) -> bool:
         """See `Reading`."""
         held, left, last, queue = replies
-        self._holder, self._left = self._usable(held, self._key), self._usable(left, self._key, -2)
-        if (last := self._usable(last, self._fence_key)) and last[:16].isdigit():
+        self._holder = self._usable(held, self._key, HOLDERS)
+        self._left = self._usable(left, self._key, LEFT, -2)
+        if (last := self._usable(last, self._fence_key, FENCE)) and last[:16].isdigit():
             self._fence, self._granted = int(last[:16]), last[17:]
         self._take_queue(queue)
         self._found = self._holder is not None
@@ -216,7 +229,8 @@ class LockReading(_Reading):
         waiters, waiting = self._waiters(replies[1:], now, 0, listening, self._tokens())
         if holders and self._holder is not None:
             self._judge_holder(holders[0], self._holder)
-        if not holders and any(it.alive is not False for it in waiters):
+        known = self._readable(self._key, HOLDERS)
+        if known and not holders and any(it.alive is not False for it in waiters):
             self.problems.append(problems.queue_without_holder(waiters[0].polls))
         self._judge_keys(self._fence, now)
         held = len(holders)
@@ -229,15 +243,18 @@ class LockReading(_Reading):
             held,
             waiting,
             1,
-            1 - held,
+            1 - held if known else None,
             self._fence,
             tuple(self.problems),
         )
 
     def _holder_view(self, token: bytes, now: int, listening: Listening) -> HolderView:
-        known = token == self._granted != b""
-        fence, left = self._fence if known else None, None if self._left < 0 else self._left / 1000
-        return holder(token, now, fence, left, foreign=not known, listening=listening)
+        ours = token == self._granted != b""
+        fence = self._fence if ours else None
+        endless = self._left == -1 or not self._readable(self._key, LEFT)
+        left = None if endless else max(0, self._left) / 1000  # -2: it has just expired
+        foreign = not ours and self._readable(self._fence_key, FENCE)
+        return holder(token, now, fence, left, foreign=foreign, listening=listening)
 
     def _judge_holder(self, one: HolderView, token: bytes) -> None:
         if one.foreign and one.host is not None:
@@ -283,13 +300,14 @@ class PermitReading(_Reading):
     def first(self, replies: Replies) -> bool:
         """See `Reading`."""
         known, number, permits, queue = replies
-        limit, used, fence = self._usable(known, self._state, [None] * 3)
+        limit, used, fence = self._usable(known, self._state, STATE, [None] * 3)
         self._limit, self._used = int(limit or 0), int(used or 0)
         self._fence = int(fence) if fence else None
-        live = [one for one in pairs(self._usable(permits, self._permits, [])) if one[1].is_integer()]
+        live = [one for one in pairs(self._usable(permits, self._permits, HOLDERS, [])) if one[1].is_integer()]
         self._all_shown, self._live = len(live) <= self.shown, live[: self.shown]
-        number = self._usable(number, self._permits, 0)
-        if (self._used and not number) or (live and used is None):
+        number = self._usable(number, self._permits, HOLDERS, 0)
+        permits_gone = self._used and not number and self._readable(self._permits, HOLDERS)
+        if permits_gone or (live and used is None and self._readable(self._state, STATE)):
             self.problems.append(problems.permits_lost())
         if self.kind == "barrier" and self._limit > 0:
             self.problems.append(problems.broken())
@@ -308,10 +326,10 @@ class PermitReading(_Reading):
     def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
         """See `Reading`."""
         now = server.time
-        about = self._usable(replies[0], self._state, [None] * len(self._live))
+        about = self._usable(replies[0], self._state, STATE, [None] * len(self._live))
         holders, weights = list[HolderView](), 0
         for (token, until), found in zip(self._live, about, strict=False):
-            if found is None and not self.problems:
+            if found is None and not self.problems and self._readable(self._state, STATE):
                 continue  # released between the two reads
             weight, fence = (int(it) for it in found.split()[:2]) if found else (1, 0)
             weights += weight
@@ -324,7 +342,8 @@ class PermitReading(_Reading):
         held = weights if self._all_shown else self._used  # which also counts those that have ended unnoticed
         if held >= WRITER_WEIGHT:
             held = 1
-        if not (holders or self._gate) and any(it.alive is not False for it in waiters):
+        known = self._readable(self._permits, HOLDERS)
+        if known and not (holders or self._gate) and any(it.alive is not False for it in waiters):
             self.problems.append(problems.queue_without_holder(waiters[0].polls))
         if not (shared or self._gate) and held > self._limit > 0:
             self.problems.append(problems.over_limit(held, self._limit))
@@ -339,7 +358,7 @@ class PermitReading(_Reading):
             held,
             waiting,
             limit,
-            None if limit is None else max(0, limit - held),
+            None if limit is None or not known else max(0, limit - held),
             self._fence,
             tuple(self.problems),
         )

@@ -56,11 +56,11 @@ class HolderView:
         pid: The id of that process, if the token says so.
         held_for: Seconds since it was granted; for tasks that share, since the server last gave their process fences.
             None: the server does not know it (of readers, and of clients of other libraries).
-        remaining: Seconds until the lease ends if it is not renewed. None: it has no end.
+        remaining: Seconds until the lease ends if it is not renewed. None: it has no end, or it is not readable.
         fence: The fence of that grant. Of a process that shares a lock, the last one that is reserved for its tasks.
-        weight: How many permits. 1 for locks, and for both sides of a read/write lock.
-        access: "read" or "write" of a read/write lock. None: it is something else.
-        foreign: Whether a client of another library wrote it.
+        weight: How many permits. 1 for locks, for both sides of a read/write lock, and if the user may not read it.
+        access: "read" or "write" of a read/write lock. None: it is something else, or the user may not read it.
+        foreign: Whether a client of another library wrote it. False as well if the user may not read what tells.
         connected: Whether the process is connected to the server (in a cluster: to any shard). False: it has ended, is
             cut off at the moment, or polls since the server refused it messages. None: it has polled from the start,
             the token does not name a process, or the server does not tell (a replica, or a user that may not ask).
@@ -93,7 +93,7 @@ class WaiterView:
         access: "read" or "write" of a read/write lock. None: it is something else.
         polls: Whether it asks from time to time. Others are woken by a message.
         alive: Whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
-            None: the server does not tell, as for `HolderView.connected`.
+            None: the server does not tell, as for `HolderView.connected`, or the user may not read it.
     """
 
     token: str
@@ -121,7 +121,8 @@ class NameView:
         held: How many permits are held; 1 for a lock that is held. Of a read/write lock the number of holders.
         waiting: How many requests are in the queue.
         limit: How many permits there are; 1 for a lock. None: of anything else but a semaphore, or not known.
-        available: How many permits are free; None where ``limit`` is. Waiters come first.
+        available: How many permits are free; None where ``limit`` is, and if the holders are not readable. Waiters come
+            first.
         fence: The last fence that is remembered, None if there is none.
         problems: What looks wrong.
     """

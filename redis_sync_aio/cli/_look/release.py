@@ -142,6 +142,8 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
     living = [it for it in view.waiters if it.alive is not False]
     if living:
         lines.append(f"- The next waiter gets it immediately: {words.party(living[0])}; {len(living)} wait in all.")
+    elif words.unreadable(view):
+        lines.append("- The next waiter, if there is one, gets it immediately.")
     else:
         lines.append("- Nobody waits for it, so it will be free.")
     return lines

@@ -45,7 +45,7 @@ async def show_name(session: Session, name: str, shown: int) -> int:
 def print_all(console: Console, name: str, views: Iterable[NameView]) -> None:
     """Print every kind that stands under the name, and which kinds this user may not read."""
     views = list(views)
-    hidden = [view for view in views if _unreadable(view) and not view.holders and not view.waiting]
+    hidden = [view for view in views if words.unreadable(view) and not view.holders and not view.waiting]
     found = [text for view in views if view not in hidden for text in (*lines(view), Text())]
     if hidden:
         kinds = ", ".join(_kind(view) for view in hidden)
@@ -62,7 +62,7 @@ def lines(view: NameView) -> Iterator[Text]:
     yield Text.assemble((words.plain(view.name), "bold"), f"  {_kind(view)} at {view.server}")
     yield Text(f"  {state(view)}", style="" if view.held or view.problems else "green")
     for holder in view.holders:
-        yield Text("  held by ").append_text(_of_holder(holder))
+        yield Text("  held by ").append_text(_of_holder(holder, words.no_end(view)))
     if view.waiting:
         yield Text(f"  waiting: {view.waiting}")
     for number, waiter in enumerate(view.waiters, 1):
@@ -76,17 +76,13 @@ def _kind(view: NameView) -> str:
     return view.kind.replace("_", "/")
 
 
-def _unreadable(view: NameView) -> bool:
-    return any(it.code == "unreadable" for it in view.problems)
-
-
 def _problems(view: NameView) -> Iterator[Text]:
     return (Text(f"  ! {words.plain(problem.meaning)}", style="yellow") for problem in view.problems)
 
 
 def state(view: NameView) -> str:
     """Return what is held of it, or whether it lets in those that wait."""
-    if _unreadable(view):
+    if words.unreadable(view) and not (view.held or view.available):
         return "not readable for this user"
     if view.kind in CLOSED:
         return CLOSED[view.kind] if view.waiting else "nobody waits for it"
@@ -98,9 +94,9 @@ def state(view: NameView) -> str:
     return f"held by {view.held}{fence}" if view.held > 1 else f"held{fence}"
 
 
-def _of_holder(it: HolderView) -> Text:
+def _of_holder(it: HolderView, no_end: str) -> Text:
     parts = [f"for {words.seconds(it.held_for)}"] if it.held_for is not None else []
-    parts.append("no ttl" if it.remaining is None else f"{words.seconds(it.remaining)} left unless renewed")
+    parts.append(no_end if it.remaining is None else f"{words.seconds(it.remaining)} left unless renewed")
     parts += [f"{it.weight} permits"] if it.weight > 1 else []
     parts += [f"fence {it.fence}"] if it.fence else []
     if it.connected is not None:

@@ -55,7 +55,7 @@ def lease(one: HolderView) -> str:
 def holders(view: NameView) -> str:
     """Return the first holder, and how many more there are."""
     if not view.holders:
-        return "-"
+        return "?" if unreadable(view) and not view.available else "-"
     more = len(view.holders) - 1
     return party(view.holders[0]) + (f" +{more}" if more else "")
 
@@ -70,7 +70,17 @@ def remaining(view: NameView) -> str:
     if not view.holders:
         return ""
     ends = [it.remaining for it in view.holders if it.remaining is not None]
-    return seconds(min(ends)) if ends else "never"
+    return seconds(min(ends)) if ends else "?" if unreadable(view) else "never"
+
+
+def no_end(view: NameView) -> str:
+    """Return what to say of a lease of which no end is known."""
+    return "no ttl is known" if unreadable(view) else "no ttl"
+
+
+def unreadable(view: NameView) -> bool:
+    """Return whether the server refused to show some of it."""
+    return any(it.code == "unreadable" for it in view.problems)
 
 
 def longest_wait(view: NameView) -> float | None:
