@@ -75,6 +75,13 @@ def test_a_page_or_a_section_that_is_missing_is_noticed() -> None:
     assert not exists("operations/waiters", "")
 
 
+def test_each_page_that_the_page_for_a_wrong_address_offers_exists() -> None:
+    """The build of the site checks the links of pages, not those of templates."""
+    offered = re.findall(r"href=\"{{ '([^']+)' \| url }}\"", (ROOT / "overrides" / "404.html").read_text("utf-8"))
+    assert len(offered) == 2
+    assert [name for name in offered if not exists(name.strip("."), "")] == []
+
+
 def test_the_package_names_no_file_of_the_repository() -> None:
     """It is installed without docs/."""
     assert [path.name for path in files() if re.search(r"docs/\w|\w\.md\b", path.read_text("utf-8"))] == []
