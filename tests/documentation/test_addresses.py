@@ -101,4 +101,4 @@ def test_each_page_and_picture_that_an_example_a_benchmark_or_a_test_names_exist
 
 def test_a_finding_of_the_doctor_gives_the_whole_address() -> None:
     (missing,) = [one for one in rights(Rights(user="app", missing=["GET"])) if one.check == "commands"]
-    assert missing.fix == f"allow them ({SITE}operations/servers/#rights)"
+    assert missing.fix == f"ACL SETUSER app +get ({SITE}operations/servers/#rights)"
