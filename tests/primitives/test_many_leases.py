@@ -84,7 +84,7 @@ async def server() -> AsyncIterator[EmbeddedServer]:
 async def test_no_callback_works_on_all_leases(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
     """Renewals, the look at them after a reconnect, and the end of the coordinator are done in slices."""
     caplog.set_level("ERROR", "redis_sync_aio")
-    async with server.client() as client, server.client() as aside, held(client, ttl=9) as (coordinator, leases):
+    async with server.client() as client, server.client() as aside, held(client, ttl=30) as (coordinator, leases):
         with callbacks() as renewing:
             before = await scripts(aside)
             await wait_until(lambda: _ran(aside, before + MANY), FAST, timeout=60)
