@@ -126,7 +126,7 @@ def waiting_long(lock: str, seconds: float, holder: str, waiting: int, itself: b
     advice = "A task that holds it waits for it as well: it waits for itself. " if itself else ""
     _warn(
         "waiting_long",
-        "a task has waited for %(lock)r for %(seconds).0f seconds: %(holder)s; %(waiting)d wait for it. %(advice)s"
+        "a task has waited for %(lock)r for %(seconds).0f seconds: %(holder)s; %(waiting)d waiting. %(advice)s"
         "Look at statistics(), or wait with a timeout",
         lock=lock,
         seconds=seconds,

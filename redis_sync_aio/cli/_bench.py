@@ -18,6 +18,7 @@ from rich.table import Table
 from redis_sync_aio import Coordinator
 from redis_sync_aio._core.keys import lock_keys
 
+from ._output import counted
 from ._session import Session, execute
 from ._shared import Shared
 
@@ -143,7 +144,8 @@ def show(figures: Figures, address: str, console: Console) -> None:
     table.add_row("acquire and release, one task", f"{figures.alone_per_second:,.0f} pairs per second")
     table.add_row("  a pair (two round trips), median", f"{figures.alone_median * 1000:,.2f} ms")
     table.add_row(
-        f"the same, {figures.tasks} tasks with a lock each", f"{figures.together_per_second:,.0f} pairs per second"
+        f"the same, {counted(figures.tasks, 'task')} with a lock each",
+        f"{figures.together_per_second:,.0f} pairs per second",
     )
     if figures.handover_median is not None and figures.handover_p99 is not None:
         table.add_row("release to the next client that waits, median", f"{figures.handover_median * 1000:,.2f} ms")

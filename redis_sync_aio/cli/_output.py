@@ -15,6 +15,11 @@ from rich.console import Console
 NAME = "redis-sync-aio"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return "1 name" or "2 names"; ``many`` is the word for several if that is not ``one`` and an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 class Output:
     """Standard output in the way that the options ask for."""
 

@@ -236,7 +236,7 @@ async def test_a_client_that_receives_everything(server: EmbeddedServer, redis: 
     async with redis.pubsub() as pubsub:
         await pubsub.psubscribe("*")
         await pubsub.get_message(timeout=50)
-        assert told(server.url, "warn", "push") == "1 other clients receive the messages of every channel"
+        assert told(server.url, "warn", "push") == "1 other client receives the messages of every channel"
 
 
 # -- clusters -------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ async def test_a_cluster() -> None:
         assert told(url, "warn", "coverage") == "cluster-require-full-coverage is yes"
         await nodes.say(first, "CONFIG", "SET", "cluster-require-full-coverage", "no")
         await nodes.begin_move(0, first, second)
-        assert told(url, "warn", "moving") == "1 slots are half moved"
+        assert told(url, "warn", "moving") == "1 slot is half moved"
 
 
 @pytest.mark.ci

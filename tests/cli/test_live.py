@@ -158,7 +158,7 @@ async def test_top_that_is_asked_to_end_leaves_the_terminal_clean(server: Embedd
         with terminal("top", *FAST, "--url", server.url) as it:
             await shows(it, "1 name, 1 held")
             it.types("/nope\r")
-            await shows(it, r"none of 1 names has 'nope' in it: Esc shows all")
+            await shows(it, r"no name has 'nope' in it: Esc shows the only one")
             before = len(it.screen)
             it.types("\x1b")
             await asyncio.to_thread(it.shows_after, before, "HELD BY")

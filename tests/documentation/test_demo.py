@@ -270,8 +270,8 @@ def test_good_books() -> None:
     [
         (audit(3, 0, (3, 10), (1, 12)), "1 lost (neither sold nor in stock)"),
         (audit(3, 1, (3, 10), (2, 11)), "1 left unsold"),
-        (audit(3, 0, (3, 10), (2, 12), (1, 11)), "1 fences out of order"),
-        (audit(3, 0, (3, 10), (2, 11), (1, 11)), "1 fences out of order"),
+        (audit(3, 0, (3, 10), (2, 12), (1, 11)), "1 fence out of order"),
+        (audit(3, 0, (3, 10), (2, 11), (1, 11)), "1 fence out of order"),
     ],
 )
 def test_bad_books(books: Audit, complaint: str) -> None:
@@ -332,7 +332,7 @@ def test_a_grant_before_the_lease_ended() -> None:
     assert not run_of(grant(1, 95, 150, 160, fence=8), kill=by_a_survivor).orphans
     # But this one was held by the dead worker for certain: so the lock was given away too early.
     run = run_of(grant(2, 0, 90, None, fence=7), grant(1, 95, 150, 160, fence=8), kill=kill)
-    assert faults(Audit(), measure(run)) == ["1 locks granted before the killed holder's lease had ended"]
+    assert faults(Audit(), measure(run)) == ["1 lock granted before the killed holder's lease had ended"]
 
 
 def test_percentiles_and_fairness() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from .._output import counted
 from .run import ReportedGrant, Run
 
 
@@ -58,11 +59,14 @@ def faults(audit: Audit, figures: Figures) -> list[str]:
         (audit.lost, "lost (neither sold nor in stock)"),
         (audit.twice, "sold twice"),
         (audit.oversold, "oversold (more sales than stock)"),
-        (audit.disorder, "fences out of order"),
-        (figures.overlaps, "times two workers were in the same section"),
-        (figures.early, "locks granted before the killed holder's lease had ended"),
     ]
-    return [f"{count:,} {what}" for count, what in found if count]
+    counts = [
+        (audit.disorder, "fence", "out of order"),
+        (figures.overlaps, "time", "two workers were in the same section"),
+        (figures.early, "lock", "granted before the killed holder's lease had ended"),
+    ]
+    sales = [f"{count:,} {what}" for count, what in found if count]
+    return sales + [f"{counted(count, one)} {what}" for count, one, what in counts if count]
 
 
 def percentile(values: Sequence[int], percent: float) -> int:

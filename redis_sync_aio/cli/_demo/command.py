@@ -31,7 +31,7 @@ from redis_sync_aio._client.address import BadAddress, parse_address
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
-from .._output import Output, keep_secret
+from .._output import Output, counted, keep_secret
 from .audit import Audit, Sale, faults, measure, percentile
 from .display import Display
 from .report import table
@@ -66,6 +66,11 @@ class Plan:
         """Number of items of each product."""
         share, rest = divmod(self.items, self.products)
         return {product: share + (product <= rest) for product in range(1, self.products + 1)}
+
+    @property
+    def sellers(self) -> str:
+        """The workers in words."""
+        return f"{counted(self.processes, 'process', 'processes')} x {counted(self.tasks, 'task')}"
 
     @property
     def timeout(self) -> float:
@@ -341,7 +346,7 @@ def carry_out(url: str | None, plan: Plan, console: Console) -> tuple[Run, Audit
     """Carry out ``plan``, on a private server unless a ``url`` is given."""
     lock = "one lock per product" if plan.locked else "WITHOUT the locks"
     console.print(
-        f"{plan.processes} processes x {plan.tasks} tasks sell {plan.items:,} items of {plan.products} products, "
+        f"{plan.sellers} sell {counted(plan.items, 'item')} of {counted(plan.products, 'product')}, "
         f"{lock}. Reading the stock and writing it back are {plan.work * 1000:g} ms apart."
     )
     with ExitStack() as stack:
@@ -373,7 +378,7 @@ def report(plan: Plan, run: Run, audit: Audit, out: Path | None, console: Consol
         if plan.locked
         else "without locks, so sales overlap"
     )
-    subtitle = f"{plan.processes} processes x {plan.tasks} tasks sell {plan.items:,} items: {rule}"
+    subtitle = f"{plan.sellers} sell {counted(plan.items, 'item')}: {rule}"
     try:
         out.write_text(timeline(run, subtitle), encoding="utf-8")
     except OSError as error:
@@ -384,5 +389,6 @@ def report(plan: Plan, run: Run, audit: Audit, out: Path | None, console: Consol
     if wrong:
         console.print(f"[bold red]FAILED:[/] {'; '.join(wrong)}.", soft_wrap=True)
         return 1
-    console.print(f"[bold green]PASSED:[/] each of {audit.stocked:,} items was sold exactly once.")
+    what = "the item" if audit.stocked == 1 else f"each of {audit.stocked:,} items"
+    console.print(f"[bold green]PASSED:[/] {what} was sold exactly once.")
     return 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from redis_sync_aio._core.keys import INBOX_PREFIX
 from redis_sync_aio.errors._wording import page
 
+from .._output import counted
 from .facts import Facts, Rights
 from .findings import Finding
 from .key_rights import EXAMPLE
@@ -24,8 +25,9 @@ def cluster(facts: Facts) -> Iterator[Finding]:
         int(facts.cluster.get("cluster_slots_fail", 0)),
     )
     if assigned < SLOTS or failing:
-        found = f"{SLOTS - assigned + failing:,} of {SLOTS:,} slots have no primary"
-        meaning = "Locks whose names hash to them cannot be acquired."
+        number = SLOTS - assigned + failing
+        found = f"{number:,} of {SLOTS:,} slots {'has' if number == 1 else 'have'} no primary"
+        meaning = f"Locks whose names hash to {'it' if number == 1 else 'them'} cannot be acquired."
         yield Finding("slots", "bad", found, meaning, "redis-cli --cluster check, then --cluster fix")
     if facts.cluster.get("cluster_state") != "ok":
         meaning = "The nodes refuse commands (CLUSTERDOWN), so no lock can be acquired or renewed."
@@ -38,8 +40,9 @@ def cluster(facts: Facts) -> Iterator[Finding]:
         yield Finding("coverage", "warn", found, meaning, "CONFIG SET cluster-require-full-coverage no on all nodes")
     own = next((words for words in facts.nodes if len(words) > 2 and "myself" in words[2]), [])
     if moving := [word for word in own[8:] if word.startswith("[")]:
-        found = f"{len(moving)} slots are half moved"
-        meaning = "Locks whose names hash to them are renewed and released, but not granted."
+        found = f"{counted(len(moving), 'slot is', 'slots are')} half moved"
+        those = "it" if len(moving) == 1 else "them"
+        meaning = f"Locks whose names hash to {those} are renewed and released, but not granted."
         yield Finding("moving", "warn", found, meaning, "finish the move, or redis-cli --cluster fix")
     if own and not any(words[3] == own[0] and "fail" not in words[2] for words in facts.nodes if len(words) > 3):
         meaning = "When it dies, its locks are unreachable until it is back."
@@ -109,7 +112,8 @@ def push(found: Rights) -> Finding:
         fix = f"ACL SETUSER {_user(found)} +subscribe +publish &{channels} ({_RIGHTS})"
         return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
     if found.listeners > 1:
-        what = f"{found.listeners - 1} other clients receive the messages of every channel"
+        others = counted(found.listeners - 1, "other client receives", "other clients receive")
+        what = f"{others} the messages of every channel"
         meaning = "The server cannot tell that a waiter is dead, and so grants it locks that nobody uses."
         return Finding("push", "warn", what, meaning, "end PSUBSCRIBE * of monitors and debuggers (CLIENT LIST, psub=)")
     return Finding("push", "ok", "messages are pushed to waiters")

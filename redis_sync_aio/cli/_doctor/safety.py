@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .._output import counted
 from .facts import Facts
 from .findings import Finding, unreadable
 
@@ -84,7 +85,7 @@ def replicas(facts: Facts) -> Iterator[Finding]:
 
 
 def _replicas(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
+    return counted(count, "replica")
 
 
 def clock(facts: Facts) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from .._output import counted
 from . import safety, settings
 from .facts import Facts, SentinelFacts
 from .findings import Finding
@@ -52,8 +53,10 @@ def _quorum(answered: Sequence[SentinelFacts]) -> Iterator[Finding]:
         fix = "SENTINEL SET … quorum: the same majority on all sentinels"
         yield Finding("quorum", "warn", f"the sentinels have different quorums: {differing}", meaning, fix)
     elif total < ENOUGH:
-        found = f"{total} sentinels watch the service"
-        meaning = "When the machine of one is lost, the others cannot fail over."
+        found = f"{counted(total, 'sentinel watches', 'sentinels watch')} the service"
+        meaning = "When the machine of one is lost, the other cannot fail over."
+        if total == 1:
+            meaning = "When its machine is lost, nothing fails over."
         yield Finding("quorum", "warn", found, meaning, "run three sentinels, on three machines")
     elif quorum * 2 <= total:
         meaning = "A minority may declare the primary dead; needless failovers lose grants."

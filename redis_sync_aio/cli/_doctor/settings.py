@@ -94,7 +94,7 @@ def clients(facts: Facts) -> Iterator[Finding]:
     limit, used = facts.number("maxclients") or facts.setting("maxclients"), facts.number("connected_clients")
     if not limit or used is None:
         return
-    found = f"{used:,} of {limit:,} clients (maxclients) are connected"
+    found = f"{used:,} of {limit:,} clients (maxclients) {'is' if used == 1 else 'are'} connected"
     if used < NEAR * limit:
         yield Finding("clients", "ok", found)
         return

@@ -13,6 +13,7 @@ from rich.text import Text
 from redis_sync_aio._inspection.patterns import check
 from redis_sync_aio.inspection import NameView, inspect
 
+from .._output import counted
 from .._session import Session, execute
 from .._shared import Shared, not_empty
 from . import words
@@ -71,7 +72,7 @@ def show(console: Console, views: Sequence[NameView], more: bool) -> None:
         for problem in view.problems:
             console.print(Text(f"! {words.plain(view.name)}: {words.plain(problem.meaning)}", style="yellow"))
     if more:
-        console.print(f"There are more than these {len(views)}: narrow the pattern, or use --limit")
+        console.print(f"There are more than {counted(len(views), 'name')}: narrow the pattern, or use --limit")
 
 
 def line(view: NameView) -> str:

@@ -96,9 +96,10 @@ async def release_name(session: Session, name: str, kind: str | None, choice: Ch
     (view,) = views
     meant = [it for it in view.holders if choice.means(it)]
     if not meant:
-        return report(session, name, [], f"{words.holders(view)} holds it, not the one that you named")
+        return report(session, name, [], f"{held_by(view)} it, not the one that you named")
     if not choice.named and (len(view.holders) > 1 or meant[0].foreign):
-        raise Failure(f"{words.holders(view)} holds it: choose by --token, --host or --force", USAGE)
+        how = "--token or --force" if meant[0].foreign else "--token, --host or --force"
+        raise Failure(f"{held_by(view)} it: choose by {how}", USAGE)
     if not choice.force and not all(it.token for it in meant):
         raise Failure("the value of its key is empty, and so is no token: use --force", USAGE)
     if not yes:
@@ -108,6 +109,11 @@ async def release_name(session: Session, name: str, kind: str | None, choice: Ch
         return report(session, name, [], "nothing was changed: it is not held so any more")
     count = f" {len(ended)} of {len(meant)} leases" if len(meant) > 1 else ""
     return report(session, name, ended, f"released{count}: {', '.join(map(words.lease, ended))}")
+
+
+def held_by(view: NameView) -> str:
+    """Return "worker-3:7 holds", or "worker-3:7 +1 hold" for several holders."""
+    return f"{words.holders(view)} {'holds' if len(view.holders) == 1 else 'hold'}"
 
 
 def ask(session: Session, what: str) -> None:
@@ -140,10 +146,12 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
             "be at work; the next holder has a higher fence."
         )
     living = [it for it in view.waiters if it.alive is not False]
+    when = "immediately" if view.limit == 1 else "as soon as enough is free"
     if living:
-        lines.append(f"- The next waiter gets it immediately: {words.party(living[0])}; {len(living)} wait in all.")
+        more = f" {len(living)} wait in all." if len(living) > 1 else ""
+        lines.append(f"- The next waiter gets it {when}: {words.party(living[0])}.{more}")
     elif words.unreadable(view):
-        lines.append("- The next waiter, if there is one, gets it immediately.")
+        lines.append(f"- The next waiter, if there is one, gets it {when}.")
     else:
         lines.append("- Nobody waits for it, so it will be free.")
     return lines

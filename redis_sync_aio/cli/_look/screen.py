@@ -11,6 +11,7 @@ from rich.text import Text
 
 from redis_sync_aio.inspection import NameView
 
+from .._output import counted
 from . import ls, words
 from .changes import Key, Rates, changes, keyed
 from .show import lines
@@ -108,8 +109,11 @@ class TopScreen:
         """Return what fits into a terminal of that size."""
         if self._open is not None:
             body: list[Text | Table] = self._opened(height)
-        elif self._filter and not self._shown() and self._views:
-            body = [Text(f"none of {len(self._views)} names has {words.plain(self._filter)!r} in it: Esc shows all")]
+        elif self._looked is not None and not self._views:
+            body = [Text("nothing is held or waited for")]
+        elif self._filter and self._views and not self._shown():
+            every = "the only one" if len(self._views) == 1 else f"all {len(self._views):,}"
+            body = [Text(f"no name has {words.plain(self._filter)!r} in it: Esc shows {every}")]
         else:
             body = [self._table(width, height)]
         footer = f"/{self._filter}▏" if self._typing else HELP
@@ -123,7 +127,7 @@ class TopScreen:
         seen = (
             "looking …"
             if self._looked is None
-            else f"{len(views)} name{'' if len(views) == 1 else 's'}, {held} held, {waiting} waiting"
+            else f"{counted(len(views), 'name')}, {held:,} held, {waiting:,} waiting"
         )
         first = f"{self.address}  every {self.interval:g}s  {seen}"
         second = f"{', '.join(rates)}  by {self._sort}"

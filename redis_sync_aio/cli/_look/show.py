@@ -12,6 +12,7 @@ from rich.text import Text
 from redis_sync_aio._acquire.waits import CLOSED
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
 
+from .._output import counted
 from .._session import Session, execute
 from .._shared import Shared, not_empty
 from . import words
@@ -88,10 +89,12 @@ def state(view: NameView) -> str:
         return CLOSED[view.kind] if view.waiting else "nobody waits for it"
     fence = f", last fence {view.fence}" if view.fence else ""
     if view.limit not in (None, 1):
-        return f"{view.held} of {view.limit} permits are held{fence}"
+        return f"{view.held} of {view.limit} permits {'is' if view.held == 1 else 'are'} held{fence}"
     if not view.held:
         return f"free{fence}"
-    return f"held by {view.held}{fence}" if view.held > 1 else f"held{fence}"
+    by = {it.access for it in view.holders}
+    whom = " by a writer" if by == {"write"} else f" by {counted(view.held, 'reader')}" if by == {"read"} else ""
+    return f"held{whom}{fence}"
 
 
 def _of_holder(it: HolderView, no_end: str) -> Text:

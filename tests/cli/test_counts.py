@@ -1,0 +1,106 @@
+"""Whatever is counted: none, one and two of it are told in English."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rich.console import Console
+
+from redis_sync_aio import Coordinator
+from redis_sync_aio.cli._doctor.facts import Facts, Rights, SentinelFacts
+from redis_sync_aio.cli._doctor.groups import cluster, push
+from redis_sync_aio.cli._doctor.sentinels import sentinels
+from redis_sync_aio.cli._look.release import announced, held_by
+from redis_sync_aio.cli._look.screen import TopScreen
+from redis_sync_aio.cli._look.show import state
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.inspection import Access, HolderView, Kind, NameView, WaiterView
+
+from ..support.programs import command, terminal
+
+
+def view(
+    held: int, *, kind: Kind = "lock", limit: int | None = 1, access: Access | None = None, waiting: int = 0,
+    name: str = "x",
+) -> NameView:  # fmt: skip
+    """Return a name with so many holders and waiters."""
+    holders = tuple(HolderView(f"t{it}", None, "h", it, 1.0, 5.0, None, access=access) for it in range(held))
+    waiters = tuple(WaiterView(f"w{it}", None, "h", it, 2.0) for it in range(waiting))
+    return NameView(name, kind, "here", holders, waiters, held, waiting, limit, 0, None)
+
+
+def test_what_show_says_is_held() -> None:
+    assert [state(view(it, kind="semaphore", limit=2)) for it in (0, 1, 2)] == [
+        "0 of 2 permits are held",
+        "1 of 2 permits is held",
+        "2 of 2 permits are held",
+    ]
+    reads = [state(view(it, kind="read_write", limit=None, access="read")) for it in (0, 1, 2)]
+    assert reads == ["free", "held by 1 reader", "held by 2 readers"]
+    assert state(view(1, kind="read_write", limit=None, access="write")) == "held by a writer"
+    assert state(view(1)) == "held"
+
+
+def test_what_release_says_of_holders_and_waiters() -> None:
+    assert [held_by(view(it)) for it in (1, 2)] == ["h:0 holds", "h:0 +1 hold"]
+    said = [announced(one, one.holders)[-1] for one in (view(1, waiting=it) for it in (0, 1, 2))]
+    assert said == [
+        "- Nobody waits for it, so it will be free.",
+        "- The next waiter gets it immediately: h:0.",
+        "- The next waiter gets it immediately: h:0. 2 wait in all.",
+    ]
+    permits = view(1, kind="semaphore", limit=3, waiting=1)
+    assert announced(permits, permits.holders)[-1] == "- The next waiter gets it as soon as enough is free: h:0."
+
+
+@pytest.mark.parametrize(("number", "head", "hidden"), [
+    (0, "0 names, 0 held, 0 waiting", "nothing is held or waited for"),
+    (1, "1 name, 1 held, 0 waiting", "no name has 'y' in it: Esc shows the only one"),
+    (2, "2 names, 2 held, 0 waiting", "no name has 'y' in it: Esc shows all 2"),
+])  # fmt: skip
+def test_what_top_says_of_names(number: int, head: str, hidden: str) -> None:
+    screen, console = TopScreen("here", 1.0), Console(width=100)
+    screen.take([view(1, name=f"x{it}") for it in range(number)], 0.0)
+    screen.press("/y\r")
+    with console.capture() as printed:
+        console.print(screen.draw(100, 20))
+    assert head in printed.get()
+    assert hidden in printed.get()
+
+
+@pytest.mark.parametrize(("number", "said"), [
+    (1, "1 sentinel watches the service"),
+    (2, "2 sentinels watch the service"),
+])  # fmt: skip
+def test_what_the_doctor_says_of_sentinels(number: int, said: str) -> None:
+    facts = SentinelFacts("s:1", {"quorum": "1", "num-other-sentinels": str(number - 1)})
+    assert said in [it.found for it in sentinels([facts])]
+
+
+@pytest.mark.parametrize(("number", "slots", "moving", "others"), [
+    (1, "1 of 16,384 slots has no primary", "1 slot is half moved", "1 other client receives the"),
+    (2, "2 of 16,384 slots have no primary", "2 slots are half moved", "2 other clients receive the"),
+])  # fmt: skip
+def test_what_the_doctor_says_of_slots_and_listeners(number: int, slots: str, moving: str, others: str) -> None:
+    about = {"cluster_state": "ok", "cluster_slots_assigned": str(16384 - number)}
+    own = ["id", "here", "myself,master", "-", "0", "0", "1", "connected", "0-1", *["[1->-id]"] * number]
+    found = {one.check: one.found for one in cluster(Facts("here", {}, {}, cluster=about, nodes=[own]))}
+    assert (found["slots"], found["moving"]) == (slots, moving)
+    assert push(Rights(listeners=number + 1)).found.startswith(others)
+
+
+@pytest.mark.ci
+async def test_more_names_than_are_listed(server: EmbeddedServer, sync: Coordinator) -> None:
+    """As commands print it."""
+    async with sync.lock("a"), sync.lock("b"), sync.lock("c"):
+        for limit, said in ((1, "There are more than 1 name:"), (2, "There are more than 2 names:")):
+            with terminal("ls", "-n", str(limit), "--url", server.url) as it:
+                assert await asyncio.to_thread(it.end) == 0
+                assert said in it.screen
+
+
+@pytest.mark.ci
+def test_a_bench_with_one_task(server: EmbeddedServer) -> None:
+    done = command("bench", "--tasks", "1", "--seconds", "0.1", "--url", server.url)
+    assert "the same, 1 task with a lock each" in done.stdout
