@@ -101,6 +101,7 @@ class QuorumGroup(LeaseGroup):
         """Return the error that says how many servers are left, and why the decisive one was lost."""
         member = self.lost or min(self.members, key=_certain)
         had = self._had if self.lost is not None else len(self.held())
+        _ends_now(member)
         return member.lost_as(servers=(had, self.servers, self.needed), fence=self.fence, since=self._since)
 
     # -- the manager of the share -----------------------------------------------------------------------
@@ -193,6 +194,8 @@ class QuorumGroup(LeaseGroup):
         if self.lost is None:
             self._had = len(self.held())
         self._stop_looking()
+        if _ends_now(member) and member.renewing:
+            reason = "unreachable"
         super()._end(member, reason)
 
     def _forget(self) -> None:
@@ -270,6 +273,14 @@ class _Releasing:
             done, self._done = self._done, None
             lost = self._loss if self._held < self._needed else None
             done(lost or (None if enough else self._error), self._held)
+
+
+def _ends_now(member: Grant) -> bool:
+    """Let a member end that is not certainly held any more; return whether that is so. The clock explains its loss."""
+    ended = member.state is HELD and _certain(member) <= now()
+    if ended:
+        member.deadline = min(member.deadline, now())
+    return ended
 
 
 def _certain(member: Grant) -> float:

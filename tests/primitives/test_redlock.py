@@ -581,6 +581,40 @@ async def test_p6_what_is_to_end_is_not_prolonged_so(
     await nothing_left(servers)
 
 
+async def test_a_redlock_whose_time_is_up_says_so(one: list[Coordinator]) -> None:
+    """It ends a little before its members do, whose servers still have it: it is not gone from them."""
+    lease = await redlock(one, ttl=0.5, auto_renew=False).acquire()
+    await lease.lost.wait()
+    with pytest.raises(
+        LeaseLost, match=r"\d of 5 servers hold it, 3 have to; the last loss: its time was up"
+    ) as caught:
+        lease.check()
+    assert (caught.value.reason, caught.value.time_is_up, caught.value.stalled) == ("expired", True, 0.0)
+
+
+async def test_a_check_before_the_end_is_noticed_says_that_the_time_is_up(
+    one: list[Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quorum, "DRIFT", 0.5)  # a check between its end and those of its members
+    lease = await redlock(one, ttl=2, auto_renew=False).acquire()
+    time.sleep(lease.remaining())  # noqa: ASYNC251
+    with pytest.raises(LeaseLost, match="the last loss: its time was up") as caught:
+        lease.check()
+    assert (caught.value.reason, caught.value.time_is_up) == ("expired", True)
+
+
+async def test_a_redlock_whose_servers_hang_says_that_they_are_out_of_reach(
+    one: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    async def body(lease: RedlockLease) -> None:
+        with paused(servers[:3]):
+            await for_ever()
+
+    _, error = await lost_in(hasty(one, ttl=1).hold(), body)
+    assert (error.reason, error.time_is_up) == ("unreachable", True)
+    assert "servers hold it, 3 have to; the last loss: Redis could not be reached before the deadline" in str(error)
+
+
 @pytest.mark.parametrize("number", range(8))
 async def test_p5_released_while_a_server_is_asked_again(
     one: list[Coordinator], servers: list[EmbeddedServer], number: int
@@ -796,8 +830,9 @@ async def test_p6_it_ends_before_a_clock_that_is_fast(one: list[Coordinator]) ->
         lease = await redlock(one, ttl=2, auto_renew=False).acquire()
         remaining = lease.remaining()
         assert 1.978 - (now() - before) < remaining < 1.978
+        first = min(member.deadline for member in lease._group.members)
         await lease.lost.wait()
-        return min(member.deadline for member in lease._group.members) - now()
+        return first - now()
 
     _, left = await timed(lost)
     assert 0 < left < 0.022
