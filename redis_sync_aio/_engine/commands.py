@@ -11,6 +11,7 @@ from .._core.keys import Family, Keys, LockKeys, PermitKeys
 from .._scripts import Script, load
 from .._transport.call import Call
 from .._transport.executor import Executor
+from ..errors import CommandRefused
 
 
 @dataclass(slots=True)  # not frozen: one is made for each command
@@ -144,13 +145,19 @@ class Commands:
         ttl_ms: int,
         more: tuple[Argument, ...] = (),
         weight: int = 1,
+        refused: Callable[[Call, CommandRefused], None] | None = None,
     ) -> Call:
         """Let the lease of ``token`` end ``ttl_ms`` from now; ``more``: how many fences a process that shares needs.
 
-        ``weight``: the weight of a permit. A permit that weighs less is another one, and is not renewed.
+        ``weight``: the weight of a permit. A permit that weighs less is another one, and is not renewed. ``refused``:
+        as `Call.refused`.
         """
         size: tuple[Argument, ...] = (weight,) if isinstance(keys, PermitKeys) else ()
-        return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms, *size, *more), delivery)
+        words: tuple[Argument, ...] = (token, ttl_ms, *size, *more)
+        call = Call(keys, self._scripts[keys.family].renew, words, delivery.sent, delivery.expires, delivery.done)
+        call.refused = refused
+        self.executor.send(call)
+        return call
 
     def adopt(self, keys: Keys, token: bytes, words: tuple[Argument, ...], delivery: Delivery) -> Call:
         """Read the record that the last holder of a robust lock left, and put that of ``token`` in its place.

@@ -1,8 +1,9 @@
 """The cause of a loss: the answer of the server, and the facts that this process knows about itself.
 
 Whatever noticed the loss gives a reason. If the time of the lease was up by then, the clock explains the loss: the
-server was not asked, or answered too late to matter. If the lease was to be renewed, either Redis was out of reach, or
-this process was late. Only the stalls that were measured since the latest renewal tell which.
+server was not asked, or answered too late to matter. If the lease was to be renewed, either Redis refused that until
+the end, or it was out of reach, or this process was late. Only the stalls that were measured since the latest renewal,
+or since its latest refusal, tell which.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import NamedTuple, Protocol
 from .._core.clock import now
 from .._core.keys import Keys
 from ..errors import LeaseLost, LossReason
+
+REFUSING = 1.0
+"""Seconds since a refusal within which the server counts as one that refuses. The next attempt is made in less."""
 
 
 class Cause(NamedTuple):
@@ -66,6 +70,8 @@ class Losable(Protocol):
     @property
     def claim(self) -> float: ...
     @property
+    def refused(self) -> float: ...
+    @property
     def permit(self) -> Losable: ...
     @property
     def manager(self) -> Health: ...
@@ -78,8 +84,10 @@ def cause_of(lease: Losable, reason: LossReason) -> Cause:
     held_for = time - lease.since
     if time < lease.deadline or reason in ("closed", "released"):
         return Cause(reason, held_for)
-    witness, period = lease.permit.manager, lease.period
-    stalled = witness.stalled_since(lease.deadline - period)
+    witness, period, refused = lease.permit.manager, lease.period, max(lease.refused, lease.permit.refused)
+    stalled = witness.stalled_since(max(lease.deadline - period, refused))
+    if reason == "unreachable" and time - stalled - refused < REFUSING:
+        reason = "expired"
     if stalled < period / 4:  # too short to prevent a renewal, which is due after a third of the period
         stalled = 0.0
     if time < lease.ends_by() and (

@@ -143,7 +143,7 @@ class GrantManager:
         if lease.state is not LeaseState.HELD or not self._keeps(lease):
             return
         if time >= lease.deadline:
-            # A renewal in flight was sent in good time, so the server was out of reach.
+            # A renewal in flight was sent in good time, so the server was out of reach, unless it refused (`cause_of`).
             lease.lose("unreachable" if lease.renewing else "expired")
             return
         if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from .._client.resp import Argument
@@ -71,8 +72,20 @@ class Renewals(Deadlines):
             self.settle(lease, sent, call)
             self.apply_answer(lease, ttl, call, weight, asked)
 
-        delivery = Delivery(now(), lease.deadline, done)
-        self._commands().renew(lease.keys, lease.wire_token, delivery, ttl_ms=ttl, more=asked, weight=weight)
+        delivery, refused = Delivery(now(), lease.deadline, done), partial(self._note_refusal, lease)
+        self._commands().renew(
+            lease.keys, lease.wire_token, delivery, ttl_ms=ttl, more=asked, weight=weight, refused=refused
+        )
+
+    def _note_refusal(self, lease: Grant, call: Call, error: CommandRefused) -> None:
+        """Note that the server refused a renewal. Log that, once for each renewal and unless it may soon be over."""
+        if lease.state is not LeaseState.HELD:
+            return
+        time, lasts = now(), call.begun + min(1.0, (lease.deadline - call.begun) / 4)
+        if lease.refused < lasts and (time >= lasts or call.over):
+            logs.renewal_refused(lease.name, error, lease.remaining())
+        if time < lease.deadline:  # not if it is read late, after a stall
+            lease.refused = time
 
     def apply_answer(
         self, lease: Grant, ttl: int, call: Call, weight: int = 1, asked: tuple[Argument, ...] = ()
@@ -87,7 +100,7 @@ class Renewals(Deadlines):
         if call.error is not None:
             lease.renew_at = now() + min(1.0, lease.period / 6)
             if isinstance(call.error, CommandRefused):
-                logs.renewal_refused(lease.name, call.error, lease.remaining())
+                self._note_refusal(lease, call, call.error)
             elif now() >= lease.deadline:
                 lease.lose("unreachable")
             self.keep(lease)
@@ -143,6 +156,9 @@ class Renewals(Deadlines):
             return self.apply_answer(lease, ttl, call, weight)
 
         def send(commands: Commands, told: Delivery) -> Call:
-            return commands.renew(lease.keys, lease.wire_token, told, ttl_ms=ttl, more=more, weight=weight)
+            refused = partial(self._note_refusal, lease)
+            return commands.renew(
+                lease.keys, lease.wire_token, told, ttl_ms=ttl, more=more, weight=weight, refused=refused
+            )
 
         await self._ask(lease, send, answered)

@@ -12,7 +12,7 @@ from .._core import logs
 from .._core.display import text
 from .._core.keys import Keys
 from .._scripts import Script
-from ..errors import SyncError
+from ..errors import CommandRefused, SyncError
 
 T = TypeVar("T")
 
@@ -33,7 +33,9 @@ class Call:
     reply: Reply = None
     error: SyncError | None = None
     connection_error: SyncError | None = None
-    """The reason that the latest attempt got no answer."""
+    """The reason that the latest attempt got no answer, or that no attempt is made yet."""
+    refused: Callable[[Call, CommandRefused], None] | None = None
+    """Called with each refusal after which it is sent later, or sent again."""
     attempts = 0
     ambiguous = False
     over: bool = False
@@ -104,6 +106,12 @@ class Call:
         """Use all keys again."""
         if self._whole is not None:
             (self.keys, self.script), self._whole = self._whole, None
+
+    def delayed_by(self, error: SyncError) -> None:
+        """Note why it is sent later, or sent again."""
+        self.connection_error = error
+        if self.refused is not None and isinstance(error, CommandRefused):
+            self.refused(self, error)
 
     def timed_out(self, time: float) -> bool:
         """Return whether the reply to the latest copy is no longer worth waiting for."""

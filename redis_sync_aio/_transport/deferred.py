@@ -43,7 +43,7 @@ class DeferredCalls:
         if found is None:
             return False
         if found.refused and (error := found.refused[0].connection_error) is not None:
-            call.connection_error = copy_error(error)
+            call.delayed_by(copy_error(error))
         found.behind.append(call)
         return True
 

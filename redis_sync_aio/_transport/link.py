@@ -158,7 +158,7 @@ class Link:
             call.attempts -= 1  # it was not executed
             self._connection.dialogues.add(call)
         elif code in TRANSIENT:
-            call.connection_error = refusal(call.name, message)
+            call.delayed_by(refusal(call.name, message))
             if now() >= call.expires:
                 call.fail(failures.time_is_up(call))
                 return

@@ -73,7 +73,7 @@ class PoolExecutor:
             too_late(call)
         elif queue is not None:
             if (error := queue[0].connection_error) is not None:
-                call.connection_error = copy_error(error)
+                call.delayed_by(copy_error(error))
             queue.append(call)
             # An earlier call may be retried for longer than this one has time.
             left = max(0.0, call.expires - now())
@@ -185,13 +185,16 @@ class PoolExecutor:
         if call.over:
             return
         waited = round(now() - call.begun, 1)
-        call.connection_error = refused or unanswered(
-            call.name, error, call.connection_error, within=waited, script=call.script.name
-        )
+        why = refused or unanswered(call.name, error, call.connection_error, within=waited, script=call.script.name)
         definite = refused is not None and refused.code not in TRANSIENT
         if definite or call.at_most_once:
-            call.fail(call.connection_error)
-        elif now() >= call.expires:
+            call.fail(why)
+            return
+        call.delayed_by(why)
+        for behind in self._queues[call.name]:
+            if behind.refused is not None and behind is not call and not behind.over:
+                behind.delayed_by(copy_error(why))
+        if now() >= call.expires:
             call.fail(time_is_up(call))
 
     def after_fork(self) -> None:

@@ -49,6 +49,8 @@ def _explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = F
             remedy = "move blocking work to a thread"
             still = f"this process, or its event loop, stood still for at least {stalled:.1f} seconds, and"
             what = f"its deadline passed: {still if stalled else 'this process'} had not renewed it"
+            if reason == "expired":
+                what += ", or Redis refused to renew it (then the log says why: renewal_refused)"
         return _CLAIM.format(what, claim, remedy)
     if reason == "expired" and time_is_up:
         return _TIME_IS_UP

@@ -95,7 +95,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a refused renewal is a loss": Mutant(
         Renewals,
         "apply_answer",
-        "logs.renewal_refused(lease.name, call.error, lease.remaining())",
+        "self._note_refusal(lease, call, call.error)",
         'lease.lose("unreachable")',
     ),
     "leases are not re-checked": Mutant(LinkEvents, "_recheck", "hub.manager.renewals.recheck(lease)"),
