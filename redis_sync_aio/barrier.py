@@ -182,7 +182,7 @@ class AsyncBarrier:
 
     @property
     def parties(self) -> int:
-        """The number of parties."""
+        """The number of parties that have to wait before all of them go on. It does not change."""
         return self._parties.whole
 
     @property

@@ -88,7 +88,8 @@ class Compensation:
     """
 
     errors: UndoFailed | None = None
-    """The errors of steps, in the order in which they ran; None: there were none."""
+    """The errors of the steps that failed, as a group, in the order in which they ran. None: none failed,
+    or none has run."""
 
     def __init__(
         self,

@@ -198,18 +198,18 @@ class Coordinator:
 
     @property
     def why_closed(self) -> str | None:
-        """The reason why the coordinator cannot be used any more. None: it can."""
+        """The reason why the coordinator cannot be used any more, in words. None: it can be used."""
         return self._binding.why_closed
 
     @property
     def connections(self) -> int:
-        """The number of connections that were opened so far."""
+        """The number of connections that were opened so far, those after a loss included. 0 before the first use."""
         hub = self._binding.started
         return 0 if hub is None else hub.executor.connections
 
     @property
     def connection_error(self) -> Exception | None:
-        """The reason why Redis cannot be reached at the moment. None: it can."""
+        """The reason why Redis cannot be reached at the moment. None: it can, or that is not known yet."""
         hub = self._binding.started
         return None if hub is None else hub.executor.connection_error
 

@@ -99,6 +99,7 @@ class EmbeddedServer:
     """
 
     host: Final = "127.0.0.1"
+    """The only address that the server listens on, if a port was asked for."""
 
     def __init__(
         self, *, port: int | None = None, args: Sequence[str] = (), persistent: bool = False,
@@ -113,24 +114,24 @@ class EmbeddedServer:
 
     @property
     def unix_socket(self) -> str:
-        """Return the path of the unix socket; RuntimeError before `start`."""
+        """The path of the unix socket. Raises RuntimeError before `start`."""
         if not self._socket:
             raise RuntimeError("the server was not started")
         return self._socket
 
     @property
     def port(self) -> int | None:
-        """Return the TCP port; None = no TCP, or a free port that `start` has yet to choose."""
+        """The TCP port. None: the server has none, or `start` has yet to choose a free one."""
         return self._port
 
     @property
     def url(self) -> str:
-        """Return ``redis://127.0.0.1:port`` if a port was asked for, else ``unix://path``; no credentials."""
+        """The address: ``redis://127.0.0.1:port`` if a port was asked for, else ``unix://path``. No credentials."""
         return f"redis://{self.host}:{self._port}" if self._port else f"unix://{quote(self.unix_socket)}"
 
     @property
     def pid(self) -> int:
-        """Return the process id of the server itself; RuntimeError if it is not running."""
+        """The process id of the server itself; it changes with each start. Raises RuntimeError if it does not run."""
         if not self._processes:
             raise RuntimeError("the server is not running")
         return self._processes[0].pid

@@ -59,12 +59,12 @@ class MultiLease(Lease):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the locks, in the order in which they are acquired."""
+        """The names of the locks, each once, in the order in which they were acquired."""
         return tuple(self.fences)
 
     @property
     def name(self) -> str:
-        """The names of the locks as one text."""
+        """The names of the locks as one text, with ", " between them."""
         return ", ".join(self.fences)
 
 

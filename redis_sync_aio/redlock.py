@@ -45,7 +45,7 @@ class RedlockLease(Lease):
 
     @property
     def held_on(self) -> int:
-        """The number of servers that hold it, as far as this process knows."""
+        """The number of servers that hold the lease, as far as this process knows. It falls as servers lose it."""
         return len(self._group.held())
 
     def transaction(self) -> GuardedTransaction:
@@ -58,8 +58,8 @@ class RedlockStatistics:
     """The state of the lock on each server, in their order. The servers are not asked at one moment.
 
     Attributes:
-        servers: The statistics of each server. None: it did not answer in time.
-        quorum: How many servers have to hold the lock.
+        servers: The statistics of each server, in the order of the clients. None: that server did not answer in time.
+        quorum: How many servers have to hold the lock: more than half of them.
     """
 
     servers: tuple[LockStatistics | None, ...]
@@ -257,7 +257,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     @property
     def name(self) -> str:
-        """The name it was made with, as text."""
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
         return self._locks[0].name
 
     def __repr__(self) -> str:

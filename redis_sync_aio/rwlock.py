@@ -29,10 +29,10 @@ class ReadWriteStatistics:
     """The state of a read/write lock on the server at one moment.
 
     Attributes:
-        writer: Token or identity of the writer. None: nobody writes.
+        writer: The token or identity of the writer. None: nobody writes.
         readers: How many readers there are.
-        reading: Tokens or identities of the readers, by the end of their leases; at most 100.
-        fence: Fence of the latest writer. None: the server remembers none.
+        reading: The tokens or identities of the readers, by the end of their leases; at most 100.
+        fence: The fence of the latest writer, also after its release. None: the server remembers none.
         waiters: How many requests are queued, as for `LockStatistics`.
         waiting: ("read" or "write", token or identity) of the first requests in the queue, in order; at most 100.
     """

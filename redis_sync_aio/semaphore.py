@@ -52,11 +52,11 @@ class SemaphoreStatistics:
         limit: How many permits there are. None: nobody has used the semaphore yet, or not for so long that it is
             forgotten.
         held: How many permits are held. More than ``limit`` for a while after the limit was lowered.
-        available: How many permits are free. Waiters come first.
+        available: How many permits are free: ``limit`` less ``held``, at least 0. Waiters get them before new requests.
         holders: The holders, by the end of their leases; at most 100.
-        fence: Fence of the latest grant. None: the server remembers none.
+        fence: The fence of the latest grant, also after its release. None: the server remembers none.
         waiters: How many requests are queued, as for `LockStatistics`.
-        waiting: Tokens or identities of the first requests in the queue, in order; at most 100.
+        waiting: The tokens or identities of the first requests in the queue, in order; at most 100.
     """
 
     limit: int | None
@@ -191,7 +191,10 @@ class AsyncSemaphore(PermitPrimitive):
 
     @property
     def limit(self) -> int | None:
-        """The limit that this object was made with, or last set by its `resize`. None: that of the server."""
+        """The limit that this object asks for: that of its making, or of its last `resize`. None: that of the server.
+
+        Another process may have set another limit since; `statistics` has the one in use.
+        """
         return self._limit or None
 
     async def acquire(

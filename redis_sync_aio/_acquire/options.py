@@ -23,7 +23,7 @@ Push: TypeAlias = Literal["auto", "always", "never"]
 
 
 class CoordinatorOptions(TypedDict, total=False):
-    """The options of a `Coordinator`, as keywords."""
+    """The options of a `Coordinator`, as keywords: each key is the argument of that name."""
 
     prefix: str
     push: Push

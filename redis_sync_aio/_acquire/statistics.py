@@ -30,10 +30,10 @@ class HeldHere:
         name: The name of the lock. A reentrant lock and a multi-lock are shown as the locks that they are made of.
         kind: "lock", "robust", "semaphore", "read" or "write"; for a moment "event", "latch" or "barrier".
         token: The token of the lease.
-        identity: The identity that the caller gave, or None.
+        identity: The identity that the caller gave. None: it gave none.
         fence: The fence of the lease.
-        weight: How many permits; 1 for all but semaphores.
-        held_for: Seconds since the grant.
+        weight: How many permits the lease has; 1 for all but semaphores.
+        held_for: Seconds since the grant, when this was asked for.
         remaining: Seconds for which it is certainly held unless it is renewed. None: it has no end.
         task: The name of the task that acquired it. None: the task has ended, or an identity or another lease owns it.
         origin: The place that acquired it, "FILE:LINE in FUNCTION". Only with ``Coordinator(origins=True)``, and not
@@ -57,8 +57,8 @@ class WaitingHere:
     """A task of this process that waits.
 
     Attributes:
-        name: As for `HeldHere`.
-        kind: As for `HeldHere`.
+        name: The name of the lock, as for `HeldHere`.
+        kind: The kind of the lock, as for `HeldHere`.
         waited: Seconds since it asked. None: the task shares, and waits for another task of this process.
         task: The name of the task. None: it is not known.
     """
@@ -74,8 +74,8 @@ class CoordinatorStatistics:
     """The leases and waits of a coordinator, by name: the view of this process, without asking the server.
 
     Attributes:
-        held: The leases, by name, the oldest first of each.
-        waiting: The tasks that wait, by name.
+        held: The leases, sorted by name; those of one name by age, the oldest first.
+        waiting: The tasks that wait, sorted by name.
     """
 
     held: tuple[HeldHere, ...] = ()

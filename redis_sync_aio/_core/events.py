@@ -50,7 +50,7 @@ class Granted(Event):
     """The task has its lease. Exactly one of `Released` and `Lost` follows.
 
     Attributes:
-        waited: Seconds since `Requested`.
+        waited: Seconds since `Requested`: for how long the task waited.
         contended: Whether it had to wait for another holder.
         fence: The fence of the lease.
         token: The token of the lease, which is the value under the key of a lock.
@@ -85,7 +85,7 @@ class Released(Event):
     A waiter of an event, a latch or a barrier holds nothing: this follows `Granted` immediately.
 
     Attributes:
-        held: Seconds since `Granted`.
+        held: Seconds since `Granted`: for how long the task held the lease.
     """
 
     held: float
@@ -110,8 +110,8 @@ class RenewedLate(Event):
     """A renewal was sent late, and may still be in time: the event loop was blocked.
 
     Attributes:
-        lateness: Seconds by which it was late.
-        left: Seconds that were left of the lease.
+        lateness: Seconds between the time at which the renewal was due and the time at which it was sent.
+        left: Seconds that were left of the lease when it was sent.
     """
 
     lateness: float
@@ -128,7 +128,7 @@ class Stalled(Event):
     """The event loop ran nothing for a while. Measured only while a coordinator holds something.
 
     Attributes:
-        seconds: How long, at least 0.1.
+        seconds: For how many seconds it ran nothing, at least 0.1.
     """
 
     seconds: float
@@ -144,7 +144,7 @@ class ConnectionRestored(Event):
     """There is a connection to a server again.
 
     Attributes:
-        after: Seconds since `ConnectionLost`.
+        after: Seconds since `ConnectionLost`: for how long there was no connection.
         rechecked: How many leases and requests now ask the server about their state.
     """
 

@@ -34,7 +34,7 @@ class Problem:
     Attributes:
         code: The kind of problem, as in
             [Problems](https://redis-sync-aio.github.io/redis-sync-aio/operations/inspection/#problems).
-        meaning: The meaning in words, and what to do.
+        meaning: What is wrong, in words, and what to do.
     """
 
     code: ProblemCode
@@ -58,7 +58,8 @@ class HolderView:
             None: the server does not know it (of readers, and of clients of other libraries).
         remaining: Seconds until the lease ends if it is not renewed. None: it has no end, or it is not readable.
         fence: The fence of that grant. Of a process that shares a lock, the last one that is reserved for its tasks.
-        weight: How many permits. 1 for locks, for both sides of a read/write lock, and if the user may not read it.
+        weight: How many permits it has. 1 for locks, for both sides of a read/write lock, and if the user may not read
+            it.
         access: "read" or "write" of a read/write lock. None: it is something else, or the user may not read it.
         foreign: Whether a client of another library wrote it. False as well if the user may not read what tells.
         connected: Whether the process is connected to the server (in a cluster: to any shard). False: it has ended, is
@@ -84,12 +85,12 @@ class WaiterView:
     """A request in the queue, as the server knows it. Tasks that share a lease wait with one request.
 
     Attributes:
-        token: As for `HolderView`.
-        identity: As for `HolderView`.
-        host: As for `HolderView`.
-        pid: As for `HolderView`.
+        token: The token or identity of the request.
+        identity: The identity, as for `HolderView`.
+        host: The host of the process that waits, if the token says so.
+        pid: The id of that process, if the token says so.
         waited: Seconds since it was queued. None: an older version queued it.
-        weight: How many permits. 1 for locks, and for both sides of a read/write lock.
+        weight: How many permits it asks for. 1 for locks, and for both sides of a read/write lock.
         access: "read" or "write" of a read/write lock. None: it is something else.
         polls: Whether it asks from time to time. Others are woken by a message.
         alive: Whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
@@ -123,8 +124,8 @@ class NameView:
         limit: How many permits there are; 1 for a lock. None: of anything else but a semaphore, or not known.
         available: How many permits are free; None where ``limit`` is, and if the holders are not readable. Waiters come
             first.
-        fence: The last fence that is remembered, None if there is none.
-        problems: What looks wrong.
+        fence: The last fence that the server remembers, whether or not it is held now. None: it remembers none.
+        problems: What looks wrong. Empty: nothing does.
     """
 
     name: str

@@ -84,8 +84,8 @@ class Lease:
     def fence(self) -> int:
         """A fencing token: an integer greater than the fence of every earlier grant of this name.
 
-        Send it with each write, and let the resource refuse a fence that is lower than the highest it has seen
-        ([`FenceGate`][redis_sync_aio.FenceGate]; Kleppmann, ["How to do distributed
+        The fence of a lease does not change. Send it with each write, and let the resource refuse a fence that is lower
+        than the highest it has seen ([`FenceGate`][redis_sync_aio.FenceGate]; Kleppmann, ["How to do distributed
         locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016). The fence is a
         hybrid logical clock: the server's time in microseconds, or the last fence plus one if that is greater. So it
         also rises after a failover or FLUSHALL that lost the last fence.
@@ -98,25 +98,34 @@ class Lease:
 
     @property
     def identity(self) -> str | None:
-        """The identity that the caller gave to ``acquire()``, or None."""
+        """The identity that the caller gave to ``acquire()``. None: it gave none."""
         return self._grant.identity
 
     @property
     def weight(self) -> int:
-        """The number of permits of a semaphore. 1 for a lock and for a reader, 2,147,483,647 for a writer."""
+        """The number of permits that this lease has of a semaphore; it does not change.
+
+        1 for a lock and for a reader, 2,147,483,647 for a writer.
+        """
         return self._grant.weight
 
     # -- how long it lasts -----------------------------------------------------------------------------
 
     @property
     def lost(self) -> LossEvent:
-        """The loss as an event: ``lost.is_set()``, and ``await lost.wait()``, which a release also ends."""
+        """The loss of the lease as an event: ``lost.is_set()``, and ``await lost.wait()``.
+
+        It is set when the lease ends before its holder releases it, and stays set. ``wait()`` also ends with a release.
+        """
         if self._lost is None:
             self._lost = LossEvent(self._grant)
         return self._lost
 
     def remaining(self) -> float:
-        """Return for how many seconds the lease is certainly valid: 0.0 if it is not, inf without a ttl."""
+        """Return for how many seconds the lease is certainly valid: 0.0 if it is not, inf without a ttl.
+
+        It falls as time passes, and rises with each renewal. Sends no command.
+        """
         return self._grant.remaining()
 
     def is_lost(self) -> bool:

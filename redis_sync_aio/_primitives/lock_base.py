@@ -22,16 +22,16 @@ class LockStatistics:
     """The state of a lock on the server at one moment.
 
     Attributes:
-        holder: Token or identity of the holder. None: the lock is free.
+        holder: The token or identity of the holder. None: the lock is free.
         remaining: Seconds until the lease of the holder ends if it is not renewed. None: the lock is free, or held
             without a ttl.
-        fence: Fence of the latest grant. None: the server remembers none. If a process shares the lease among its
-            tasks, the last fence that is reserved for them.
+        fence: The fence of the latest grant, also after its release. None: the server remembers none. If a process
+            shares the lease among its tasks, the last fence that is reserved for them.
         foreign: Whether the holder is a client of another library, which knows no queue and no fence.
         waiters: How many requests are queued, including those whose process died unnoticed. A process that shares has
             one request for all its tasks. The tasks of this process are counted one by one.
-        waiting: Tokens or identities of the first requests in the queue, in order; at most 100.
-        task: Name of the task of this process that has the lease, if tasks share it.
+        waiting: The tokens or identities of the first requests in the queue, in order; at most 100.
+        task: The name of the task of this process that has the lease. None: no task of it has, or tasks do not share.
     """
 
     holder: str | None
@@ -44,7 +44,7 @@ class LockStatistics:
 
     @property
     def locked(self) -> bool:
-        """Whether somebody holds the lock."""
+        """Whether somebody held the lock at that moment."""
         return self.holder is not None
 
 

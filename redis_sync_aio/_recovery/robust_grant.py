@@ -66,7 +66,10 @@ class RobustLease(Lease):
 
     @property
     def progress(self) -> dict[str, Json] | None:
-        """The progress that was recorded last, by this lease or by an abandoned one before it. None: none was."""
+        """The progress that was recorded last, by this lease or by an abandoned one before it. None: none was.
+
+        It changes with each `record` of this lease that the server has confirmed.
+        """
         record = self._robust.record
         return None if record is None else record.progress
 

@@ -40,7 +40,11 @@ from .watch_session import WatchSession
 
 
 class Attempts:
-    """Iterates over attempts until one is committed; each is an ``async with`` that yields the transaction."""
+    """Iterates over attempts until one is committed; each is an ``async with`` that yields the transaction.
+
+    Attributes:
+        outcome: The facts about the commit. None until an attempt was committed.
+    """
 
     def __init__(
         self,
@@ -328,12 +332,12 @@ class Attempt:
 
     @property
     def committed(self) -> Committed[None] | None:
-        """The facts about the commit. None: this attempt was not committed."""
+        """The facts about the commit, after the block. None: this attempt was not committed."""
         return self._attempts.outcome
 
     @property
     def replies(self) -> Replies | None:
-        """The replies to the queued commands. None: the attempt was not committed, or its replies are not known."""
+        """The replies to the queued commands, in order. None: it was not committed, or its replies are not known."""
         return None if self.committed is None else self.committed.replies
 
     async def __aenter__(self) -> Transaction:

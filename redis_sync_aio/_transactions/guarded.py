@@ -54,7 +54,8 @@ class GuardedTransaction(Transaction):
     """A transaction that is committed only if a lease still holds; made by `Lease.transaction`.
 
     Attributes:
-        replies: after the ``async with``, the replies to the queued commands, in order.
+        replies: The replies to the queued commands, in order. None before the end of the ``async with``, and if it
+            was not committed.
     """
 
     _needs_watch = False

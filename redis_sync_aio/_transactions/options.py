@@ -16,12 +16,12 @@ class Committed(Generic[T]):
     """A transaction that was committed, and what it took.
 
     Attributes:
-        value: The result of the body. None in the form of a loop.
+        value: The result of the body. None if the body is that of a loop, which has no result.
         replies: The replies to the queued commands, in order, as the client gives them. None if ``recovered``.
         attempts: How often the body ran, the last time included.
-        conflicts: How often others had changed a watched key.
+        conflicts: How many attempts were not committed because another client had changed a watched key.
         elapsed: Seconds from the call to the commit.
-        escalated: Whether it took a turn (``escalate_after``).
+        escalated: Whether conflicts made it wait for a turn of its own (``escalate_after``).
         recovered: Whether the answer to EXEC was lost and the marker told that it was executed (``exactly_once``). It
             is not known then whether a command failed when it ran.
     """

@@ -75,7 +75,12 @@ def is_busy(error: AcquireTimeout) -> bool:
 
 
 class SyncState(TypedDict):
-    """The state of an application while it runs: ``redis``, the client, and ``sync``, its coordinator."""
+    """The state of an application while it runs.
+
+    Attributes:
+        redis: The client of the application.
+        sync: The coordinator of that client.
+    """
 
     redis: Client
     sync: Coordinator

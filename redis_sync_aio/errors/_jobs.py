@@ -11,7 +11,7 @@ class FingerprintMismatch(SyncError, ValueError):
     Give each request a key of its own; see [`idempotent`][redis_sync_aio.jobs.idempotent].
 
     Attributes:
-        key: The key.
+        key: The key of the run, as the caller gave it.
     """
 
     def __init__(self, *, key: str) -> None:
@@ -27,7 +27,7 @@ class RunInterrupted(SyncError):
     The effects of that run are unknown. Find out what it did, and use another key for a new attempt.
 
     Attributes:
-        key: The key.
+        key: The key of the run, as the caller gave it.
     """
 
     def __init__(self, *, key: str) -> None:

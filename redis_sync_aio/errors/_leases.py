@@ -21,7 +21,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         name: The name of the lock.
         remaining: Seconds until the lease of the present holder ends if it is not renewed, as far as this process or
             the last answer of the server can tell. None: not known, or forever. A hint for ``Retry-After``.
-        answered: False if Redis had not answered yet, so that the lock may be free.
+        answered: Whether Redis had answered. False: it is not known whether the lock was free.
     """
 
     def __init__(self, message: str, *, name: str, remaining: float | None = None, answered: bool = True) -> None:
@@ -190,8 +190,8 @@ class QueueFull(AcquireTimeout):
     Attributes:
         name: The name of the lock.
         waiting: How many requests were in the queue.
-        max_waiting: How many requests may wait.
-        remaining: As for `AcquireTimeout`.
+        max_waiting: How many requests may wait, as the caller gave it.
+        remaining: Seconds until the lease of the present holder ends, as for `AcquireTimeout`.
     """
 
     def __init__(self, *, name: str, waiting: int, max_waiting: int, remaining: float | None) -> None:
@@ -214,6 +214,7 @@ class LimitMismatch(SyncError, ValueError):
     parties.
 
     Attributes:
+        name: The name of the semaphore, or of the barrier.
         expected: The limit that the caller gave. None: the caller left it to the server. If a `resize` made a waiting
             request too heavy, the limit at the time of the request.
         found: The limit on the server. None: the server knows none yet.
@@ -356,8 +357,8 @@ class StaleFence(SyncError):
 
     Attributes:
         name: The name of the gate.
-        fence: The fence that was refused.
-        highest: The highest fence that was accepted before.
+        fence: The fence that was refused, because it is lower than ``highest``.
+        highest: The highest fence that the gate has accepted.
     """
 
     def __init__(self, *, name: str, fence: int, highest: int) -> None:

@@ -78,13 +78,14 @@ class LeaseLost(SyncError):
 
     Attributes:
         name: The name of the lock.
-        reason: How the lease ended, as above.
+        reason: How the lease ended: one of the words above.
         fence: The fence of the lease. None: not known.
         held_for: Seconds from the acquisition until the loss was noticed. None: not known.
-        stalled: Seconds for which this process, or its event loop, stood still since the latest renewal, at least.
+        stalled: Seconds for which this process, or its event loop, stood still since the latest renewal, at least. 0.0:
+            no standstill was noticed.
         time_is_up: Whether the time of the lease had ended by the clock of this process.
         claim: Seconds for which the lease had been handed over, if it was not renewed since. 0: it had its whole ttl.
-        given_back: The names of the other locks of a multi-lock, which were given back with it.
+        given_back: The names of the other locks of a multi-lock, which were given back with it. Else empty.
         servers: Of a Redlock: on how many servers it was still held, of how many, and how many are needed. Else None.
     """
 

@@ -14,7 +14,7 @@ class UnknownStep(SyncError, LookupError):
     Register a function for each of the names, including old names that may still be recorded.
 
     Attributes:
-        steps: The names that have no function.
+        steps: The names of the recorded undo steps that the registry has no function for.
     """
 
     def __init__(self, *, name: str, steps: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -69,7 +69,7 @@ class StaleWriter(NotHeld):
 
     Attributes:
         name: The name of the lock.
-        fence: The fence of this lease.
+        fence: The fence of the lease that may not write the record any more.
     """
 
     def __init__(self, *, name: str, identity: str | None, fence: int) -> None:

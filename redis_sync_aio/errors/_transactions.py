@@ -15,8 +15,8 @@ class Conflict(SyncError):
 
     Attributes:
         attempts: How often the body ran.
-        conflicts: How often EXEC found a change.
-        elapsed: Seconds that all attempts took.
+        conflicts: How many attempts were not committed because another client had changed a watched key.
+        elapsed: Seconds that all attempts took, the pauses between them included.
         keys: The keys that were watched.
     """
 

@@ -19,7 +19,15 @@ class Channel(Protocol):
 
 @dataclass(eq=False)
 class Passage:
-    """A command, a reply or a push on its way, and what can be done to it."""
+    """A command, a reply or a push on its way, and what can be done to it.
+
+    Attributes:
+        link: The connection that it came on.
+        frame: The message itself.
+        rule: The rule that it matched; if it matched none, one that passes everything on.
+        action: The action of that rule.
+        onward: What passes a message on, in the direction of this one.
+    """
 
     link: Channel
     frame: Frame
@@ -94,7 +102,12 @@ Fault: TypeAlias = Callable[[Passage], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Action:
-    """The fate of a command (or push), and of the command's reply."""
+    """The fate of a command (or push), and of the command's reply.
+
+    Attributes:
+        request: What is done with the command or push. Default: it is passed on.
+        reply: What is done with the reply to the command. Default: it is passed on.
+    """
 
     request: Fault = Passage.forward
     reply: Fault = Passage.forward
@@ -133,11 +146,12 @@ class Rule:
     """An action for some commands or pushes, and what came of it. `FaultProxy.on` makes it.
 
     Attributes:
-        hits: How many matched, the skipped ones included.
-        acted: How often the action was taken.
+        action: What is done with those that match.
+        hits: How many commands or pushes matched so far, the skipped ones included.
+        acted: How often the action was taken so far.
         fired: Set when it has closed, answered or dropped; when it begins to hold, delay or swallow; or when the
             connection that it acted on has ended.
-        release: Set it to let go what HOLD and HOLD_REPLY keep.
+        release: Set it to pass on what HOLD and HOLD_REPLY keep.
     """
 
     def __init__(self, match: Predicate, action: Action, times: int | None = None, skip: int = 0) -> None:

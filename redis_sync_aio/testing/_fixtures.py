@@ -53,7 +53,12 @@ class GivenServer:
 
 
 class Fixtures(NamedTuple):
-    """Two fixtures, for names of a conftest.py."""
+    """Two fixtures, for names of a conftest.py.
+
+    Attributes:
+        client: The fixture that gives a test its client.
+        coordinator: The fixture that gives a test the coordinator of that client.
+    """
 
     client: Any
     coordinator: Any

@@ -49,7 +49,7 @@ class Trace:
 
     @property
     def requests(self) -> int:
-        """The number of requests in the trace."""
+        """The number of requests that the trace has now."""
         return len(self._timeline.turns)
 
     @property
