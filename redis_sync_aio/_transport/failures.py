@@ -11,6 +11,7 @@ from .._client.error_replies import TRANSIENT, answered, error_code, refusal
 from .._client.redis_py import NotAdoptable
 from .._core.clock import now
 from .._core.display import text
+from .._core.keys import Keys, PermitKeys
 from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 from .call import Call
 
@@ -26,30 +27,39 @@ def too_late(call: Call) -> None:
 
 
 def unanswered(
-    name: bytes,
+    keys: Keys,
     cause: BaseException | None = None,
     before: SyncError | None = None,
     within: float | None = None,
     script: str = "",
 ) -> Unreachable:
-    """Return the error for a command about ``name`` whose outcome is not known.
+    """Return the error for a command about ``keys`` whose outcome is not known.
 
     ``cause`` is the reason why there is no reply, if it is known, ``before`` the error of an earlier attempt, and
     ``within`` the limit in seconds that the caller has set. ``script`` is the name of the script that was sent.
     """
+    name = text(keys.name)
     if cause is not None and not isinstance(cause, EXPECTED):
-        error = Unreachable.client_raised(text(name), seconds=within, raised=message_of(cause))
+        error = Unreachable.client_raised(name, seconds=within, raised=message_of(cause))
     else:
         code = before.code if isinstance(before, CommandRefused) else ""
-        what = _ASKED.get(script.rpartition("/")[2].removeprefix("narrow_"), "a command for")
-        error = Unreachable.unanswered(text(name), seconds=within, cause=cause, code=code, what=what)
+        error = Unreachable.unanswered(name, seconds=within, cause=cause, code=code, what=_asked(keys, script))
     error.__cause__ = cause or before
     return error
+
+
+def _asked(keys: Keys, script: str) -> str:
+    """Return what was asked for, as in "the release of"."""
+    what = _ASKED.get(script.rpartition("/")[2].removeprefix("narrow_"), "a command for")
+    if what == "the acquire of" and isinstance(keys, PermitKeys) and keys.kind in ("event", "latch", "barrier"):
+        return "the wait for"
+    return what
 
 
 _ASKED = {
     "acquire": "the acquire of",
     "acquire_all": "the acquire of",
+    "join": "the acquire of",  # a barrier
     "release": "the release of",
     "renew": "the renewal of",
 }
@@ -83,7 +93,7 @@ def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     error = call.connection_error
     if error is None or (call.ambiguous and isinstance(error, CommandRefused)):
         within = round(now() - call.begun, 1)
-        return unanswered(call.name, cause, error, within=within, script=call.script.name)
+        return unanswered(call.keys, cause, error, within=within, script=call.script.name)
     return error
 
 

@@ -212,7 +212,7 @@ class Link:
     def broken(self, error: BaseException) -> None:
         """Fail all calls: ``error`` is a defect that ended the attempts to connect."""
         for call in self.take_unsent():
-            call.fail(failures.unanswered(call.name, error))
+            call.fail(failures.unanswered(call.keys, error))
 
     def take_unsent(self) -> list[Call]:
         """Hand over all calls that wait for a connection or for their next attempt."""

@@ -98,7 +98,7 @@ class PoolExecutor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             queue = self._queues[name]
-            queue[0].fail(unanswered(queue[0].name, error))
+            queue[0].fail(unanswered(queue[0].keys, error))
             self._start(name)
 
     async def _work(self, name: bytes) -> None:
@@ -117,7 +117,7 @@ class PoolExecutor:
             # `asyncio.run` cancels all tasks at its end, and tasks that release then still need this one.
             queue[0].ambiguous = True
             if queue[0].at_most_once:
-                queue[0].fail(unanswered(name))
+                queue[0].fail(unanswered(queue[0].keys))
             self._start(name)
 
     async def _run(self, call: Call) -> None:
@@ -185,7 +185,7 @@ class PoolExecutor:
         if call.over:
             return
         waited = round(now() - call.begun, 1)
-        why = refused or unanswered(call.name, error, call.connection_error, within=waited, script=call.script.name)
+        why = refused or unanswered(call.keys, error, call.connection_error, within=waited, script=call.script.name)
         definite = refused is not None and refused.code not in TRANSIENT
         if definite or call.at_most_once:
             call.fail(why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +13,9 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AcquireTimeout,
+    AsyncBarrier,
+    AsyncCountDownLatch,
+    AsyncEvent,
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -101,6 +104,28 @@ async def test_no_answer_says_to_what(push: Any) -> None:
                 await sync.lock("other").acquire()
             with pytest.raises(Unreachable, match=r"did not (answer|confirm) the release of 'job'"):
                 await lease.release()
+
+
+WAITS: dict[str, Callable[[Coordinator, float | None], Awaitable[object]]] = {
+    "event": lambda sync, timeout: AsyncEvent(sync, NAME).wait(timeout=timeout),
+    "latch": lambda sync, timeout: AsyncCountDownLatch(sync, NAME, 2).wait(timeout=timeout),
+    "barrier": lambda sync, timeout: AsyncBarrier(sync, NAME, 2).wait(timeout=timeout),
+}
+
+
+@pytest.mark.parametrize("timeout", [None, 30, 1], ids=["no timeout", "retry_for ends first", "timeout ends first"])
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_no_answer_to_a_wait_says_so(
+    push: Any, wait: Callable[[Coordinator, float | None], Awaitable[object]], timeout: float | None
+) -> None:
+    """Whoever waits for an event, a latch or a barrier acquires nothing."""
+    with EmbeddedServer(port=0) as away:
+        async with away.client() as client, Coordinator(client, push=push, retry_for=2) as sync:
+            await sync.lock("other").locked()
+            away.kill()
+            with pytest.raises(Unreachable, match=f"did not answer the wait for '{NAME}' "):
+                await wait(sync, timeout)
 
 
 @each_lock
