@@ -162,7 +162,8 @@ def _permit_holders(view: PermitsView) -> str:
     if view.limit == WRITER_WEIGHT:
         writes = any(permit.weight == WRITER_WEIGHT for permit in view.permits)
         return f"{tokens} {'writes' if writes else 'read'}" if tokens else "nobody reads or writes at this moment"
-    return f"{view.used} of its {view.limit} permits are held, by {tokens or 'nobody'}"
+    are = "is" if view.used == 1 else "are"
+    return f"{view.used} of its {view.limit} permits {are} held, by {tokens or 'nobody'}"
 
 
 def data_in(keys: Keys, view: LockView) -> str | None:

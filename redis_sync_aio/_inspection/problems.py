@@ -109,7 +109,7 @@ def wrong_type(keys: list[bytes]) -> Problem:
     return Problem(
         "wrong_type",
         f"another program uses {', '.join(map(text, keys))} for something else, so requests fail with WrongKeyType. "
-        "Give the lock another name, or delete what is there",
+        "Give the lock another name, or delete the key if nobody needs what is in it",
     )
 
 

@@ -282,3 +282,39 @@ async def test_wrong_choices_are_refused(server: EmbeddedServer) -> None:
         done = await ran("release", "x", *words, "--url", server.url)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
+
+
+async def test_a_kind_that_nobody_holds_is_named(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """A lock that is held is not called held by nobody; a kind that there is not is wrong usage."""
+    url = ("--url", server.url)
+    async with sync.lock("x") as lease:
+        for kind, words in (("semaphore", "a semaphore"), ("read_write", "a read/write lock")):
+            done = await ran("release", "x", "--kind", kind, "--yes", *url)
+            assert (done.returncode, done.stdout) == (1, f"nobody holds 'x' as {words}\n")
+        wrong = await ran("release", "x", "--kind", "mutex", "--yes", *url)
+        assert wrong.returncode == 2
+        assert "mutex" in wrong.stderr
+        assert await redis.get("x") == lease.token.encode()
+
+
+@pytest.mark.ci
+async def test_release_does_not_call_free_what_it_may_not_read(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator
+) -> None:
+    admin: Any = redis
+    await admin.execute_command("ACL", "SETUSER", "blind", "reset", "on", ">secret", "~other:*", "+@all")
+    async with sync.lock("x"):
+        user = {"REDIS_USERNAME": "blind", "REDIS_PASSWORD": "secret"}
+        done = await ran("release", "x", "--yes", "--url", server.url, **user)
+    await admin.execute_command("ACL", "DELUSER", "blind")
+    assert (done.returncode, done.stdout) == (77, "")
+    assert "'x' is not readable: the server refused to show" in done.stderr
+
+
+@pytest.mark.ci
+async def test_a_name_whose_key_is_of_a_wrong_type_is_not_called_free(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.hset("x", "a", "b")
+    shown = (await ran("show", "x", "--url", server.url)).stdout
+    assert "\n  cannot be used\n" in shown
+    assert "free" not in shown
+    assert await redis.hgetall("x") == {b"a": b"b"}

@@ -127,6 +127,7 @@ async def test_a_lock_that_is_taken(server: EmbeddedServer, sync: Coordinator) -
             assert (done.returncode, done.stdout) == (code, "")
             assert done.stderr.count("\n") == 1
             assert NAME in done.stderr
+            assert ("statistics()" in done.stderr) == done.stderr.endswith(f"; here: redis-sync-aio show {NAME}\n")
         assert (await sync.lock(NAME).statistics()).waiters == 0
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -16,7 +17,7 @@ from redis_sync_aio._acquire.waits import CLOSED
 from redis_sync_aio._core.display import bytes_of
 from redis_sync_aio.inspection import HolderView, Kind, NameView, escape, inspect
 
-from .._failures import INTERRUPTED, USAGE, Failure
+from .._failures import DENIED, INTERRUPTED, USAGE, Failure
 from .._session import Session, execute
 from .._shared import Shared
 from . import words
@@ -30,6 +31,14 @@ EXITS = {
 NOTHING = 1
 MOST = 10_000
 """Holders of one name that are looked through."""
+
+
+class Choices(StrEnum):
+    """The kinds of names that somebody may hold."""
+
+    LOCK = "lock"
+    SEMAPHORE = "semaphore"
+    READ_WRITE = "read_write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +77,10 @@ def release(
     token: Annotated[str | None, typer.Option(metavar="T", help="Only the lease of this token or identity.")] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Only leases of this machine.")] = None,
     pid: Annotated[int | None, typer.Option(metavar="P", help="Only of this process; with --host.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="From any holder, also another program.")] = False,
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="lock, semaphore or read_write: if the name is "
-        "several.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="End the lease of any holder, also of another program, "
+        "without comparing it.")] = False,
+    kind: Annotated[Choices | None, typer.Option(metavar="KIND",
+        help="lock, semaphore or read_write, if several have the name.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:  # fmt: skip
     """Release what is held under a name, and hand it to the next waiter.
@@ -82,17 +92,20 @@ def release(
     execute(shared, lambda session: release_name(session, name, kind, choice, yes))
 
 
-async def release_name(session: Session, name: str, kind: str | None, choice: Choice, yes: bool) -> int:
+async def release_name(session: Session, name: str, kind: Choices | None, choice: Choice, yes: bool) -> int:
     """Find the holders that are meant, ask, and end their leases."""
     choice.check()
     found = await inspect(session.client, escape(name), shown=MOST, prefix=session.prefix)
-    held = [it for it in found if it.holders and it.kind not in CLOSED]
-    views = [it for it in held if kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
+    asked = [it for it in found if kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
+    views = [it for it in asked if it.holders and it.kind not in CLOSED]
     if not views:
-        return report(session, name, [], f"nobody holds {words.plain(name)!r}")
+        for refused in (one for it in asked for one in it.problems if one.code == "unreadable"):
+            raise Failure(f"{words.plain(name)!r} is not readable: {words.plain(refused.meaning)}", DENIED)
+        as_what = "" if kind is None else f" as a {'read/write lock' if kind == 'read_write' else kind}"
+        return report(session, name, [], f"nobody holds {words.plain(name)!r}{as_what}")
     if len(views) > 1:
         kinds = ", ".join(it.kind for it in views)
-        raise Failure(f"{words.plain(name)!r} is several things: choose one of them by --kind ({kinds})", USAGE)
+        raise Failure(f"several have the name {words.plain(name)!r}: choose one of them by --kind ({kinds})", USAGE)
     (view,) = views
     meant = [it for it in view.holders if choice.means(it)]
     if not meant:
@@ -136,7 +149,7 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
     """Return what will happen, in sentences."""
     lines = [f"{words.plain(view.name)} ({view.kind}) at {view.server}"]
     for it in meant:
-        since = f", for {words.seconds(it.held_for)}" if it.held_for is not None else ""
+        since = f" after {words.seconds(it.held_for)}" if it.held_for is not None else ""
         lines.append(f"- {words.party(it)} loses it{since} (token {words.plain(it.token)}).")
     if any(it.foreign for it in meant):
         lines.append("- Another program wrote that value. It is deleted, and that program does not notice.")

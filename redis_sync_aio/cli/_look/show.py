@@ -27,7 +27,9 @@ Name = Annotated[str, typer.Argument(help="The exact name.", show_default=False,
 def show(
     shared: Shared,
     name: Name,
-    shown: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most holders and waiters.")] = 100,
+    shown: Annotated[
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show N holders and N waiters at most.")
+    ] = 100,
 ) -> None:
     """Show the holders of a name, its waiters and since when they wait, and what looks wrong.
 
@@ -85,6 +87,8 @@ def state(view: NameView) -> str:
     """Return what is held of it, or whether it lets in those that wait."""
     if words.unreadable(view) and not (view.held or view.available):
         return "not readable for this user"
+    if not view.held and any(it.code == "wrong_type" for it in view.problems):
+        return "cannot be used"
     if view.kind in CLOSED:
         return CLOSED[view.kind] if view.waiting else "nobody waits for it"
     fence = f", last fence {view.fence}" if view.fence else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -110,7 +111,8 @@ class Holding:
             except ValueError as error:
                 raise Failure(str(error), USAGE) from None
             except AcquireTimeout as error:
-                complain(str(error))
+                looks = f"; here: redis-sync-aio show {shlex.quote(self.plan.name)}"
+                complain(f"{error}{looks if 'statistics()' in str(error) else ''}")
                 return self.plan.conflict if error.answered else UNREACHABLE
             finally:
                 self.outcome.waited = round(monotonic() - began, 6)
