@@ -51,7 +51,7 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure how fast locks are on this server, from this machine. It takes a few seconds.
 
-    Measured are pairs of acquire and release by one task, the same by many tasks with a lock each, and the time in
+    It measures pairs of acquire and release by one task, the same by many tasks with a lock each, and the time in
     which a lock goes over from one client to another that waits. The locks have names of their own, and are deleted.
     """
 

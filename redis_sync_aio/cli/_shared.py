@@ -86,20 +86,22 @@ def _options(
         rich_help_panel=CONNECTION, help="redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or "
         "redis+cluster://HOST. From REDIS_URL, else localhost.")] = LOCALHOST,
     username: Annotated[str | None, typer.Option(envvar="REDIS_USERNAME", show_envvar=False, metavar="USER",
-        rich_help_panel=CONNECTION, help="ACL user. From REDIS_USERNAME; the address wins.")] = None,
+        rich_help_panel=CONNECTION, help="ACL user. From REDIS_USERNAME; one in the address wins.")] = None,
     password: Annotated[str | None, typer.Option(envvar="REDIS_PASSWORD", show_envvar=False, metavar="PASSWORD",
-        rich_help_panel=CONNECTION, help="Better in REDIS_PASSWORD: `ps` shows options to everybody.")] = None,
+        rich_help_panel=CONNECTION, help="Its password. Better in REDIS_PASSWORD: `ps` shows options to "
+        "everybody.")] = None,
     sentinel_username: Annotated[str | None, typer.Option(envvar="REDIS_SENTINEL_USERNAME", show_envvar=False,
-        metavar="USER", rich_help_panel=CONNECTION, help="Of the sentinels. From REDIS_SENTINEL_USERNAME.")] = None,
+        metavar="USER", rich_help_panel=CONNECTION, help="ACL user of the sentinels. From "
+        "REDIS_SENTINEL_USERNAME.")] = None,
     sentinel_password: Annotated[str | None, typer.Option(envvar="REDIS_SENTINEL_PASSWORD", show_envvar=False,
-        metavar="PASSWORD", rich_help_panel=CONNECTION, help="Of the sentinels. Better in "
+        metavar="PASSWORD", rich_help_panel=CONNECTION, help="Password of the sentinels. Better in "
         "REDIS_SENTINEL_PASSWORD.")] = None,
     tls_ca: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
-        rich_help_panel=CONNECTION, help="Authority of the server's certificate.")] = None,
+        rich_help_panel=CONNECTION, help="Certificate of the authority that signed the server's.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
         rich_help_panel=CONNECTION, help="Certificate of this client.")] = None,
     tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
-        rich_help_panel=CONNECTION, help="Key of that certificate.")] = None,
+        rich_help_panel=CONNECTION, help="Private key of that certificate.")] = None,
     tls_insecure: Annotated[bool, typer.Option("--tls-insecure", rich_help_panel=CONNECTION,
         help="Do not check the server's certificate.")] = False,
     connect_timeout: Annotated[float, typer.Option(min=0.01, metavar="S",
@@ -110,7 +112,7 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", rich_help_panel=OUTPUT,
         help="Print the traceback of an error.")] = False,
     prefix: Annotated[str, typer.Option(callback=_checked_prefix, metavar="PREFIX", show_default=False,
-        rich_help_panel=CONNECTION, help="That of the coordinators, as in app1: or none.")] = "",
+        rich_help_panel=CONNECTION, help="Prefix of the coordinators, such as app1: (default: none).")] = "",
 ) -> None:  # fmt: skip
     """Declare the options; their names are the fields of `Shared`."""
 

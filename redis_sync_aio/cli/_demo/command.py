@@ -263,7 +263,7 @@ async def read_books(redis: Redis, prefix: str, plan: Plan) -> Audit:
 
 EXITS = {
     0: "every item was sold exactly once, in the order of the fences",
-    1: "not so",
+    1: "the books are wrong",
     2: "the demo could not be carried out, or wrong usage",
     130: "ended by Ctrl-C",
 }

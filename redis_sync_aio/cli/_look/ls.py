@@ -31,15 +31,15 @@ def finished(pattern: str) -> str:
 
 
 Pattern = Annotated[
-    str, typer.Argument(help="Of names, as in KEYS: 'orders:*'.", show_default=False, callback=finished)
+    str, typer.Argument(help="A pattern of names, as in KEYS: 'orders:*'.", show_default=False, callback=finished)
 ]
 
 
 def ls(
     shared: Shared,
     pattern: Pattern = "*",
-    idle: Annotated[bool, typer.Option("--all", "-a", help="Also what nobody holds or waits for now.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most names to list.")] = 1000,
+    idle: Annotated[bool, typer.Option("--all", "-a", help="Also names that nobody holds or waits for now.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="List N names at most.")] = 1000,
 ) -> None:
     """List what is held or waited for: locks, semaphores, read/write locks, events, latches and barriers.
 

@@ -35,7 +35,7 @@ def top(
     shared: Shared,
     pattern: Pattern = "*",
     interval: Interval = 1.0,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most names to look at.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Look at N names at most.")] = 1000,
 ) -> None:
     """Show names live, by contention: holders, waiters, times, and how often names are granted.
 

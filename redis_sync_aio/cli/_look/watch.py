@@ -35,9 +35,9 @@ def watch(
 ) -> None:
     """Print a line for each change: granted, released, expired, waits, left (gave up, or was served and is done).
 
-    It looks every --interval seconds, so what comes and goes between two looks is not seen. Only reads are sent to the
-    server. With --json each line is a JSON document. While the server does not answer, it says so once and tries again.
-    End it with Ctrl-C.
+    It looks every --interval seconds, so what comes and goes between two looks is not seen. The first look tells of
+    what is held and waited for already, as granted and waits. Only reads are sent to the server. With --json each line
+    is a JSON document. While the server does not answer, it says so once and tries again. End it with Ctrl-C.
     """
     execute(shared, lambda session: follow(session, name, interval))
 

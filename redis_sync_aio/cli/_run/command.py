@@ -38,18 +38,18 @@ def run(
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The lock.", callback=not_empty)],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False,
         help="The program and its arguments.")],
-    no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Do not wait when it is taken.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Do not wait if the lock is taken.")] = False,
     timeout: Annotated[float | None, typer.Option("--timeout", "-w", min=0, metavar="S",
         help="Seconds to wait at most. Without it, and without -n: as long as it takes.")] = None,
     conflict_exit_code: Annotated[int, typer.Option("--conflict-exit-code", "-E", min=0, max=255, metavar="CODE",
-        help="Exit code if it was not granted.")] = 1,
+        help="Exit code if the lock was not granted.")] = 1,
     shared_side: Annotated[bool, typer.Option("--shared", "-s",
-        help="The read side of a read/write lock.")] = False,
+        help="Take the read side of a read/write lock.")] = False,
     exclusive: Annotated[bool, typer.Option("--exclusive", "-x",
-        help="Its write side. A lock without -s or -x is another lock.")] = False,
+        help="Take its write side. A lock without -s or -x is another lock.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N",
-        help="A semaphore: so many permits.")] = None,
-    weight: Annotated[int, typer.Option("--weight", min=1, metavar="W", help="Permits to take of those.")] = 1,
+        help="Take a semaphore with so many permits.")] = None,
+    weight: Annotated[int, typer.Option("--weight", min=1, metavar="W", help="Permits of the semaphore to take.")] = 1,
     ttl: Annotated[float, typer.Option("--ttl", min=0.1, metavar="S",
         help="Seconds that the lock lasts if this machine dies; it is renewed.")] = 30.0,
     on_lost: Annotated[WhenLost, typer.Option("--on-lost",
@@ -60,7 +60,7 @@ def run(
     """Run COMMAND while holding a lock, a permit, or a side of a read/write lock.
 
     COMMAND finds the fence, the name and the token in REDIS_SYNC_AIO_FENCE, REDIS_SYNC_AIO_NAME and
-    REDIS_SYNC_AIO_TOKEN. With --json one line of JSON about the run is printed on stderr in the end.
+    REDIS_SYNC_AIO_TOKEN. With --json one line of JSON about the run is printed on stderr at the end.
     """
     side: Side = "shared" if shared_side else "exclusive" if exclusive else "lock"
 
