@@ -119,7 +119,7 @@ WAITS: dict[str, Callable[[Coordinator, float | None], Awaitable[object]]] = {
 async def test_no_answer_to_a_wait_says_so(
     push: Any, wait: Callable[[Coordinator, float | None], Awaitable[object]], timeout: float | None
 ) -> None:
-    """Whoever waits for an event, a latch or a barrier acquires nothing."""
+    """A waiter of an event, a latch or a barrier acquires nothing, and its error does not say that it does."""
     with EmbeddedServer(port=0) as away:
         async with away.client() as client, Coordinator(client, push=push, retry_for=2) as sync:
             await sync.lock("other").locked()
