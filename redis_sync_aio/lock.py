@@ -135,11 +135,11 @@ class AsyncLock(PlainLock):
         self._min_hold = seconds(min_hold, "min_hold")
         if self._min_hold:
             if share:
-                raise ValueError("min_hold does not go with share=True")
+                raise ValueError("min_hold cannot be combined with share=True: leave one of them out")
             self._grant_type = KeptGrant
         if polled_every is not None:
             if share:
-                raise ValueError("polled_every does not go with share=True")
+                raise ValueError("polled_every cannot be combined with share=True: leave one of them out")
             self._leave_open = self._release_args = (gap_ms(polled_every),)
         super().__init__(
             client,
@@ -152,7 +152,10 @@ class AsyncLock(PlainLock):
         request = super()._new_request(ttl, identity, timeout, weight)
         if self._min_hold:
             if identity is not None:
-                raise ValueError("min_hold does not go with an identity, which any process may release")
+                raise ValueError(
+                    "min_hold cannot be combined with an identity, under which any process may release: leave one of "
+                    "them out"
+                )
             if request.ttl_ms and request.ttl_ms < self._min_hold * 1000:
                 raise ValueError(
                     f"min_hold ({self._min_hold:g} s) must not exceed the ttl ({request.ttl_ms / 1000:g} s): a holder "

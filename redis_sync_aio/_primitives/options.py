@@ -30,5 +30,8 @@ class LeaseOptions:
         if self.max_waiting is None:
             return None
         if self.share:
-            raise ValueError("max_waiting does not go with share=True: tasks that share wait behind one request")
+            raise ValueError(
+                "max_waiting cannot be combined with share=True, since tasks that share wait behind one request: "
+                "leave one of them out"
+            )
         return count(self.max_waiting, "max_waiting")

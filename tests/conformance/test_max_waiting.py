@@ -175,7 +175,11 @@ async def test_readers_are_counted_with_writers(sync: Coordinator) -> None:
     [
         ({"max_waiting": -1}, ValueError, "max_waiting must be 0 or more"),
         ({"max_waiting": 1.5}, TypeError, "max_waiting must be a whole number"),
-        ({"max_waiting": 1, "share": True}, ValueError, "max_waiting does not go with share=True"),
+        (
+            {"max_waiting": 1, "share": True},
+            ValueError,
+            "max_waiting cannot be combined with share=True",
+        ),
     ],
 )
 async def test_bad_arguments_are_refused(

@@ -427,7 +427,7 @@ async def test_while_it_is_left_free_for_others_our_own_wait(
 
 
 async def test_polled_every_is_checked(sync: Coordinator) -> None:
-    with pytest.raises(ValueError, match="polled_every does not go with"):
+    with pytest.raises(ValueError, match="polled_every cannot be combined with share=True: leave one of them out"):
         AsyncLock(sync, NAME, polled_every=0.1, share=True)
     for wrong in (0, 2, -1):
         with pytest.raises(ValueError, match="polled_every"):
