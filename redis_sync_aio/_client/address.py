@@ -49,16 +49,17 @@ class Address:
 
 def parse_address(url: str) -> Address:
     """Take an address apart; raise BadAddress if it has none of the documented forms."""
-    scheme, has_scheme, _ = url.strip().partition("://")
+    url = url.strip()
+    scheme, has_scheme, _ = url.partition("://")
     if not has_scheme:
         raise BadAddress(f"the address has no scheme, such as redis://: use {FORMS}")
     if scheme.lower() not in _TOPOLOGIES:
         raise BadAddress(f"the scheme of the address is not one of {', '.join(_TOPOLOGIES)}: use {FORMS}")
     try:
         parts = urlsplit(url)
-        topology, tls = _TOPOLOGIES[parts.scheme]
-    except (ValueError, KeyError):  # an open bracket, or a blank or a control character before the scheme
+    except ValueError:  # an open bracket
         raise BadAddress(f"the address has a character that cannot stand where it is: use {FORMS}") from None
+    topology, tls = _TOPOLOGIES[parts.scheme]
     rest = parts.path + parts.query + parts.fragment
     if parts.fragment or ("@" in rest and (parts.scheme != "unix" or parts.netloc)):
         raise BadAddress("the address has a special character in its password: write / as %2F, # as %23, ? as %3F")

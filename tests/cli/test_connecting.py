@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import Nodes
@@ -152,6 +153,15 @@ def test_addresses_are_taken_apart() -> None:
     assert found.hosts == (("one", 1), ("::1", 2), ("three", 26379))
     assert (found.username, found.password) == ("us/er", "pa@ss")
     assert "pa" not in repr(found) + found.shown
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\xa0", "\u3000"], ids=ascii)
+async def test_blanks_around_an_address_do_not_matter(server: EmbeddedServer, blank: str) -> None:
+    """It was copied from a page, or read from a file with the end of its line."""
+    url = f"{blank}redis://{server.host}:{server.port}{blank}"
+    assert parse_address(url) == parse_address(url.strip())
+    async with Coordinator.from_url(url) as sync:
+        assert not await sync.lock("blanks").locked()
 
 
 def test_tls_options_need_a_tls_address() -> None:
