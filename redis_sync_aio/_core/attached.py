@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Observer: TypeAlias = "Callable[[Event], object]"
 """A function that is called with each event; its result is ignored. See `redis_sync_aio.instrumentation`."""
 PatternOf: TypeAlias = Callable[[str], str | None]
-"""Returns the pattern of a name, or None to leave that to others."""
+"""A function that returns the pattern of a name, or None to leave that to others."""
 
 
 class Attached:

@@ -13,7 +13,7 @@ from .._core.events import Event, Granted, Lost, Released, Withdrawn
 from ._series import NEVER_HELD, Attributes, error_type
 
 AcquireSpans = Literal["waited", "always", "never"]
-"""Which requests get a span of their own."""
+"""The requests that get a span of their own: those that waited, all, or none."""
 
 
 class Spans:

@@ -87,6 +87,7 @@ class SyncState(TypedDict):
 
 
 Source = Client | Coordinator | Callable[[], Client | Coordinator]
+"""A client or a coordinator, or a function that makes one when the application starts."""
 
 
 def check_source(source: Source) -> Source:

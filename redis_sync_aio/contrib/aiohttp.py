@@ -57,6 +57,7 @@ SYNC: web.AppKey[Coordinator] = web.AppKey("SYNC", Coordinator)
 """The key of the coordinator in the application: ``request.config_dict[SYNC]``, also in applications below it."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""A handler of aiohttp."""
 ValueOf = Callable[[web.Request], object]
 """A function that returns a value of a request, or a coroutine function."""
 

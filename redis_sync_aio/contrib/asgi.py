@@ -31,9 +31,13 @@ from ._web import Source, SyncState
 __all__ = ["App", "Limit", "Message", "Receive", "Scope", "Send", "Source", "SyncState", "lifespan_of"]
 
 Scope: TypeAlias = MutableMapping[str, object]
+"""What ASGI says of a connection, such as its path and its headers."""
 Message: TypeAlias = MutableMapping[str, object]
+"""An event of ASGI, such as a part of the body."""
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
+"""A coroutine function that returns the next event of the client."""
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+"""A coroutine function that sends an event to the client."""
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 

@@ -113,18 +113,28 @@ class Action:
     reply: Fault = Passage.forward
 
 
-# CUT closes both sides, SWALLOW makes a black hole of one direction, HOLD waits for ``rule.release``.
 PASS = Action()
-CUT_BEFORE = Action(request=Passage.cut)  # when the command (or push) arrives; it goes no further
-CUT_AFTER = Action(reply=Passage.cut)  # when the server has answered the command; the answer is lost
-CUT_INSIDE_REPLY = Action(reply=Passage.cut_inside)  # when half of the reply's bytes are delivered
-CUT_AFTER_REPLY = Action(reply=Passage.cut_behind)  # when the reply is delivered, and nothing later
-SWALLOW_REQUEST = Action(request=Passage.swallow)  # upwards, from this command on
-SWALLOW_REPLY = Action(reply=Passage.swallow)  # downwards, from the reply of this command on
-HOLD = Action(request=Passage.hold)  # keep the command (or push) and what follows it
-HOLD_REPLY = Action(reply=Passage.hold)  # keep the reply and what follows it
-DUPLICATE = Action(request=Passage.duplicate)  # send the command twice; the second reply is lost
-DROP = Action(request=Passage.drop)  # lose a push and nothing else
+"""Passes everything on."""
+CUT_BEFORE = Action(request=Passage.cut)
+"""Closes the connection, on both sides, when the command or push arrives. It is not passed on."""
+CUT_AFTER = Action(reply=Passage.cut)
+"""Closes the connection when the server has answered the command. The reply is lost."""
+CUT_INSIDE_REPLY = Action(reply=Passage.cut_inside)
+"""Closes the connection when half of the bytes of the reply are delivered."""
+CUT_AFTER_REPLY = Action(reply=Passage.cut_behind)
+"""Closes the connection when the reply is delivered."""
+SWALLOW_REQUEST = Action(request=Passage.swallow)
+"""Delivers neither the command or push nor anything that follows it in its direction. The connection stays open."""
+SWALLOW_REPLY = Action(reply=Passage.swallow)
+"""Delivers neither the reply to the command nor anything that follows it. The connection stays open."""
+HOLD = Action(request=Passage.hold)
+"""Keeps the command or push, and what follows it, until `Rule.release` is set."""
+HOLD_REPLY = Action(reply=Passage.hold)
+"""Keeps the reply to the command, and what follows it, until `Rule.release` is set."""
+DUPLICATE = Action(request=Passage.duplicate)
+"""Sends the command twice. The second reply is lost."""
+DROP = Action(request=Passage.drop)
+"""Loses the push, and nothing else."""
 
 
 def delay(seconds: float) -> Action:

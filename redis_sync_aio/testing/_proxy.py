@@ -26,7 +26,7 @@ from ._faults import PASS, Action, Passage, Rule
 from ._resp import END, Dialogue, Frame, Predicate, Socket, anything, arg, command
 
 Match: TypeAlias = Predicate | str | bytes
-"""Which commands or pushes: a name or a part, or a predicate on the arguments."""
+"""What a rule is for: the name of a command, a part of a push, or a predicate on the arguments."""
 Upstream: TypeAlias = EmbeddedServer | tuple[str, int] | str
 """A server: itself, host and port, a URL (its credentials are those of the client's), or the path of a unix socket."""
 

@@ -176,7 +176,7 @@ class Socket(asyncio.Protocol):
 
 
 Predicate: TypeAlias = Callable[[list[bytes]], bool]
-"""Tells by the arguments of a command, or the payload of a push, whether it is meant."""
+"""A function that takes the arguments of a command, or the payload of a push, and returns whether a rule is for it."""
 
 
 def as_bytes(text: bytes | str | int) -> bytes:

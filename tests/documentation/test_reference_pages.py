@@ -99,3 +99,18 @@ def test_every_public_attribute_says_what_it_is() -> None:
     del missing[CoordinatorOptions]  # its keys are the arguments of Coordinator
     assert set(missing.pop(Lock)) == {*INSIDE, "local"}  # its class explains them in sentences
     assert missing == {}
+
+
+def test_every_public_constant_and_alias_says_what_it_is() -> None:
+    assigned: dict[str, list[str]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        for part, after in itertools.pairwise([*ast.parse(file.read_text("utf-8")).body, None]):
+            if isinstance(part, ast.Assign | ast.AnnAssign):
+                told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and after.value.value
+                for target in part.targets if isinstance(part, ast.Assign) else [part.target]:
+                    assigned.setdefault(ast.unparse(target), []).append(str(told or ""))
+    modules = [redis_sync_aio, *(importlib.import_module(f"redis_sync_aio.{name}") for name in MODULES)]
+    values = {name: getattr(module, name) for module in modules for name in module.__all__}
+    public = {name for name, value in values.items() if name in assigned and not inspect.isclass(value)}
+    assert len(public) > 30
+    assert [name for name in sorted(public) if not any(assigned[name])] == []
