@@ -194,7 +194,7 @@ class CommandRefused(SyncError):
         if repeated:
             advice += ("; " if advice else "") + "an earlier copy, whose reply was lost, may have been executed"
         what = f"a command for {name!r}" if name else "the connection"
-        return kind(f"the server refused {what}: {reply} ({advice})", code=code)
+        return kind(f"the server refused {what}: {reply.rstrip('.')} ({advice})", code=code)
 
 
 class PermissionDenied(CommandRefused):

@@ -221,7 +221,7 @@ def test_it_tells_what_it_is(option: str, expected: str) -> None:
 def test_no_server_there(tmp_path: Path) -> None:
     done = demo("--url", f"unix://{tmp_path}/none.sock", *SMALL)
     assert done.returncode == 2
-    assert done.stderr.startswith("The demo could not be carried out: Error 2 connecting to")
+    assert done.stderr.startswith("The demo could not be carried out: cannot reach unix:")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ from redis_sync_aio._client.address import BadAddress, parse_address
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
-from .._output import Output, counted, keep_secret
+from .._failures import explained
+from .._output import Output, counted, keep_secret, print_error
 from .audit import Audit, Sale, faults, measure, percentile
 from .display import Display
 from .report import table
@@ -300,7 +301,7 @@ def demo(
     try:
         run, audit = carry_out(url, plan, console)
     except (DemoFailed, RedisError, SyncError, ServerNotFound, ServerNotStarted) as error:
-        explain(error)
+        explain(error, url)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -356,12 +357,13 @@ def carry_out(url: str | None, plan: Plan, console: Console) -> tuple[Run, Audit
         return asyncio.run(sell(url, plan, display))
 
 
-def explain(error: BaseException) -> None:
+def explain(error: BaseException, url: str | None) -> None:
     """Say on stderr why the demo could not be carried out."""
     chain: BaseException | None = error
     while chain is not None:
         if chain is error or isinstance(chain, DemoFailed):
-            typer.echo(f"The demo could not be carried out: {chain}", err=True)
+            where = parse_address(url) if url and isinstance(chain, RedisError) else None
+            print_error(f"The demo could not be carried out: {explained(chain, where) if where else chain}")
         chain = chain.__context__
 
 

@@ -64,7 +64,8 @@ def replicas(facts: Facts) -> Iterator[Finding]:
     if least > good:
         found = f"{known}, and {_replicas(good)} {'is' if good == 1 else 'are'} in time"
         meaning = "The server refuses all writes (NOREPLICAS), so no lock can be acquired or renewed."
-        yield Finding("replicas", "bad", found, meaning, "bring the replicas back, or CONFIG SET min-replicas-to-write")
+        fix = f"bring the replicas back; until then CONFIG SET min-replicas-to-write {good}"
+        yield Finding("replicas", "bad", found, meaning, fix)
     elif count and not least:
         found = f"{_replicas(count)}, and {known}"
         meaning = "A primary that is cut off goes on granting locks that the new primary grants, too."
