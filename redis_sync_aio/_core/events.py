@@ -98,10 +98,13 @@ class Lost(Event):
     Attributes:
         reason: The reason of [`LeaseLost`][redis_sync_aio.LeaseLost], or "forgotten": nothing refers to the lease any
             more.
+        time_is_up: Whether the time of the lease had ended by the clock of this process. With the reason "expired" it
+            tells apart a lease that was not renewed and one that is gone from the server.
         held: Seconds since `Granted`.
     """
 
     reason: LostReason
+    time_is_up: bool
     held: float
 
 

@@ -38,6 +38,13 @@ from .futures import Ended
 _next_request = itertools.count(1).__next__
 
 
+class Cause(Protocol):
+    """The cause of a loss, as an observation knows it."""
+
+    @property
+    def time_is_up(self) -> bool: ...
+
+
 class ObservedGrant(Protocol):
     """A grant, as its observation knows it."""
 
@@ -50,6 +57,8 @@ class ObservedGrant(Protocol):
     def token(self) -> str: ...
     @property
     def reason(self) -> LostReason | None: ...
+    @property
+    def cause(self) -> Cause | None: ...
     @property
     def queued(self) -> bool: ...
     @property
@@ -115,7 +124,7 @@ class Observation:
             self._tell(HandedOver, time)
         self._tell(Granted, time, waited=waited, contended=contended, fence=grant.fence, token=grant.token)
         if grant.over:  # it ended after it had arrived, and before its task ran
-            self.end(grant.reason)
+            self._end_of(grant)
 
     def renewed_late(self, lateness: float, left: float) -> None:
         """Tell that a renewal of the lease was sent late, unless its end was reported before."""
@@ -128,7 +137,7 @@ class Observation:
         """Tell that the grant has ended, the first time."""
         grant = None if self._grant is None else self._grant()
         if grant is not None:
-            self.end(grant.reason)
+            self._end_of(grant)
         if self._event is not None:
             self._event.set()
 
@@ -137,7 +146,10 @@ class Observation:
         self._event = self._event or anyio.Event()
         await self._event.wait()
 
-    def end(self, reason: LostReason | None) -> None:
+    def _end_of(self, grant: ObservedGrant) -> None:
+        self.end(grant.reason, time_is_up=grant.cause is not None and grant.cause.time_is_up)
+
+    def end(self, reason: LostReason | None, *, time_is_up: bool = False) -> None:
         """Tell that the lease was lost for ``reason``, or released (None), unless its end was reported before."""
         if self._observers.open.pop(self.request, None) is None:
             return
@@ -146,7 +158,7 @@ class Observation:
         if reason is None:
             self._tell(Released, time, held=held)
         else:
-            self._tell(Lost, time, reason=reason, held=held)
+            self._tell(Lost, time, reason=reason, time_is_up=time_is_up, held=held)
 
     def hub_closed(self) -> None:
         """Tell that the lease was lost with its hub, unless it may still be held on other servers."""

@@ -24,4 +24,5 @@ class Acquired:
         """Note that the lock was released, or was found to have ended before; tell observers, the first time."""
         self.released |= released
         if self.grant is not None and (observation := self.grant.observation) is not None:
-            observation.end(None if released else "expired" if now() >= self.deadline else "taken")
+            time_is_up = now() >= self.deadline
+            observation.end(None if released else "expired" if time_is_up else "taken", time_is_up=time_is_up)

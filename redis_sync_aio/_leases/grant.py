@@ -344,10 +344,10 @@ class Grant:
             else:
                 outcome.set_exception(copy_error(error))
 
-    def lose(self, reason: LossReason) -> None:
-        """Note that it is gone: wake the tasks that wait for its end, and cancel the body."""
+    def lose(self, reason: LossReason, cause: Cause | None = None) -> None:
+        """Note that it is gone (``cause``: if known): wake the tasks that wait for its end, and cancel the body."""
         if self.state in (LeaseState.HELD, LeaseState.RELEASING):
-            cause = self.cause = cause_of(self, reason)
+            cause = self.cause = cause or cause_of(self, reason)
             self.state = LeaseState.LOST
             self.reason = reason = cause.reason
             if self.reports_loss:

@@ -254,7 +254,7 @@ class LeaseGroup:
                 if share.body in interrupted:  # an outer body of the same task is cancelled, and this one with it
                     share.on_loss = None
                 interrupted.add(share.body)
-            share.lose(reason)
+            share.lose(reason, member.cause)
         for other in self.members:
             other.on_loss = None
         if not shares:

@@ -20,6 +20,7 @@ from .._core.clock import now
 from .._core.keys import Keys
 from .._leases.forgotten import weakly
 from .._leases.grant import Grant, LeaseManager
+from .._leases.loss import Cause
 from .._leases.manager import GrantManager
 from .._leases.terms import HELD, RELEASED, LeaseState
 from .._scripts.constants import FENCE_RANGE
@@ -184,11 +185,11 @@ class ProcessGrant(Grant):
         if self.number:
             self.cohort.resource.hub.listeners.pop(self.number, None)
 
-    def lose(self, reason: LossReason) -> None:
+    def lose(self, reason: LossReason, cause: Cause | None = None) -> None:
         """Note that it is gone, and its parts with it."""
         was_held = self.state in (HELD, LeaseState.RELEASING)
         self._unlisted()
-        super().lose(reason)
+        super().lose(reason, cause)
         if was_held and self.number:  # otherwise no task needed it when it arrived, and it has no cohort
             self.cohort.lost(self)
 

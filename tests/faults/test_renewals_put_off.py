@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, CommandRefused, Coordinator, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.instrumentation import Event, Lost, observe_all
 
 from ..support.body import FAST, waits
 from ..support.factories import Client
@@ -99,8 +100,10 @@ async def test_renewals_that_are_refused_until_the_end(
     """The server answered, so it was not out of reach; and this process was not late: it asked, time and again."""
     async with own.client() as admin, own.client() as client, Coordinator(client, push=push) as sync:
         await admin.flushall()
+        events: list[Event] = []
         async with AsyncExitStack() as stack:  # outside of the body, which may be cancelled once for each of two leases
             with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+                stack.enter_context(observe_all(events.append))
                 async with held(label, sync):
                     await stack.enter_async_context(REFUSALS[code](admin))
                     await asyncio.sleep(60)
@@ -112,6 +115,7 @@ async def test_renewals_that_are_refused_until_the_end(
     assert {line.error.code for line in lines} == {code}
     assert all(line.left > 0 for line in lines), "said while there was time to do something about it"
     assert {record.reason for record in told("lease_lost")} == {"expired"}
+    assert {(event.reason, event.time_is_up) for event in events if isinstance(event, Lost)} == {("expired", True)}
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])

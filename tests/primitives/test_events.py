@@ -122,6 +122,15 @@ async def test_a_lock_of_redis_py_is_told_like_a_lock(told: Told, redis: Redis, 
     assert len(told.all(Requested)) == 4
 
 
+async def test_a_lock_of_redis_py_whose_time_is_up_is_told_as_such(told: Told, redis: Redis) -> None:
+    lock = Lock(redis, "x", timeout=0.1)
+    assert await lock.acquire()
+    time.sleep(0.2)  # noqa: ASYNC251
+    with pytest.raises(LockNotOwnedError):
+        await lock.release()
+    assert (told.one(Lost).reason, told.one(Lost).time_is_up) == ("expired", True)
+
+
 @pytest.mark.parametrize("asks", ["release", "reacquire"])
 async def test_a_lock_of_redis_py_that_was_taken_is_lost(told: Told, redis: Redis, asks: str) -> None:
     """Nothing renews it, so its loss is told by the first call that finds it out; once."""
@@ -130,7 +139,7 @@ async def test_a_lock_of_redis_py_that_was_taken_is_lost(told: Told, redis: Redi
     await redis.set("x", "theirs")
     with pytest.raises(LockNotOwnedError):
         await getattr(lock, asks)()
-    assert told.one(Lost).reason == "taken"
+    assert (told.one(Lost).reason, told.one(Lost).time_is_up) == ("taken", False)
     with pytest.raises(LockError):
         await lock.release()
     assert told.names == ["Requested", "Granted", "Lost"]
@@ -265,7 +274,20 @@ async def test_a_lost_lease_is_told_once_and_is_not_released(
             await asyncio.sleep(60)
     assert told.names == ["Requested", "Granted", "Lost"]
     assert told.one(Lost).reason in ("expired", "late")  # late: if this machine stood still meanwhile
+    assert told.one(Lost).time_is_up == (told.one(Lost).reason == "late")
     assert told.one(Lost).held == pytest.approx(told[2].time - told[1].time)
+
+
+@everything
+async def test_the_end_of_a_lease_by_its_time_is_told_as_such(primitive: Primitive, make: Make, told: Told) -> None:
+    """The event has what the error has, for parts of something as well."""
+    lease = await make(ttl=0.9, auto_renew=False).acquire()
+    await lease.lost.wait()
+    with pytest.raises(LeaseLost) as caught:
+        lease.check()
+    assert told.names == ["Requested", "Granted", "Lost"]
+    assert told.one(Lost).time_is_up
+    assert (told.one(Lost).reason, told.one(Lost).time_is_up) == (caught.value.reason, caught.value.time_is_up)
 
 
 @everything
@@ -426,6 +448,7 @@ async def test_the_line_of_the_log_has_the_facts_of_the_event(
     assert own <= vars(record).keys()
     facts = vars(record)
     assert (facts["lock"], facts["reason"], facts["request"]) == (lost.name, lost.reason, lost.request)
+    assert facts["time_is_up"] is lost.time_is_up is False
 
 
 async def test_what_was_let_in_is_never_lost(sync: Coordinator, told: Told) -> None:

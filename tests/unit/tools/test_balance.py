@@ -13,7 +13,7 @@ REQUESTED = Requested(**REQUEST)  # type: ignore[arg-type]
 GRANTED = Granted(**REQUEST, waited=0.0, contended=False, fence=1, token="t")  # type: ignore[arg-type]
 WITHDRAWN = Withdrawn(**REQUEST, outcome="taken", waited=0.0, error=None)  # type: ignore[arg-type]
 RELEASED = Released(**REQUEST, held=0.0)  # type: ignore[arg-type]
-LOST = Lost(**REQUEST, reason="closed", held=0.0)  # type: ignore[arg-type]
+LOST = Lost(**REQUEST, reason="closed", time_is_up=False, held=0.0)  # type: ignore[arg-type]
 
 
 def books(*events: Event) -> Ledger:
