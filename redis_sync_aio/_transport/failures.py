@@ -92,7 +92,7 @@ def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     """Return the error for a call whose time is up: the reason for its failures, or that its outcome is unknown."""
     error = call.connection_error
     if error is None or (call.ambiguous and isinstance(error, CommandRefused)):
-        within = round(now() - call.begun, 1)
+        within = round(now() - call.begun, 1) or None
         return unanswered(call.keys, cause, error, within=within, script=call.script.name)
     return error
 

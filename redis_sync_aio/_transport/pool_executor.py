@@ -184,7 +184,7 @@ class PoolExecutor:
             logs.connecting_failed(address_of(self._servers.clients()[0]), error)
         if call.over:
             return
-        waited = round(now() - call.begun, 1)
+        waited = round(now() - call.begun, 1) or None
         why = refused or unanswered(call.keys, error, call.connection_error, within=waited, script=call.script.name)
         definite = refused is not None and refused.code not in TRANSIENT
         if definite or call.at_most_once:
