@@ -100,7 +100,7 @@ class Grant:
     """Whether the protected work was interrupted, so that its record must be kept."""
     claim: float = 0.0
     """Seconds for which it was handed over, until its first renewal; 0 if that was its ttl, or it was renewed since."""
-    refused = -math.inf  # local clock; when the server refused a renewal most recently
+    refused: float = -math.inf  # local clock; when the server refused a renewal most recently
     reason: LossReason | None = None
     cause: Cause | None = None
     """Facts about the loss, once it is lost."""

@@ -55,9 +55,10 @@ class Sharings(Acquisitions):
     """A few tasks of a few coordinators share the same.
 
     The bound on turns. A process *knows* that others wait when one of their tickets is queued and nothing is in flight
-    on its connection, which is up. From then on it hands its base on ``burst`` times; and one task may have it by then
-    that did not run since. So of all tasks that enter by one base while the process knows, there are ``burst`` + 1 at
-    most, until a renewal says that nobody waits any more.
+    on its connection, which is up. (What the process sends leaves at the end of a turn of the loop; a task may enter
+    several times before that.) From then on it hands its base on ``burst`` times; and one task may have it by then that
+    did not run since. So of all tasks that enter by one base while the process knows, there are ``burst`` + 1 at most,
+    until a renewal says that nobody waits any more.
     """
 
     def __init__(self, gate: Gate, server: Any, seed: int, trace: bool = False) -> None:
@@ -108,7 +109,9 @@ class Sharings(Acquisitions):
             return False
         wire = link_of(sync)._connection
         pipe = wire and wire._transport
-        return isinstance(pipe, Pipe) and pipe.subscribed and not (pipe.lost or pipe.ended or pipe.up or pipe.down)
+        if wire is None or wire.pending or not isinstance(pipe, Pipe):
+            return False
+        return pipe.subscribed and not (pipe.lost or pipe.ended or pipe.up or pipe.down)
 
 
 SHARED_LOCK: Subject = partial(Sharings)
