@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -62,14 +63,27 @@ def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options
             print_traceback(failure)
         complain(str(failure))
         code = failure.code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):  # the latter once `_run` has begun
         code = INTERRUPTED
     raise typer.Exit(code)
 
 
 async def _run(shared: Shared, body: Callable[[Session], Awaitable[int]], options: dict[str, Any]) -> int:
+    _heed_interrupts()
     async with connect(shared, **options) as session:
         return await body(session)
+
+
+def _heed_interrupts() -> None:
+    """Let Ctrl-C cancel this task.
+
+    The handler of `asyncio.run` is called between bytecodes: a signal that comes after the last of them, before the
+    loop begins to wait, is not noticed until something else wakes the loop. One that the loop knows wakes it.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
 
 
 @asynccontextmanager

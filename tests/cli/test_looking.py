@@ -8,6 +8,7 @@ import re
 import shlex
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -223,6 +224,39 @@ async def test_it_asks_first(server: EmbeddedServer, redis: Redis, sync: Coordin
         assert await asyncio.to_thread(it.end) == 0
     assert await redis.get("x") is None
     assert (await ran_json("ls", "x", *url))["names"] == []
+
+
+@pytest.mark.ci
+async def test_ctrl_c_is_heeded_as_soon_as_it_asks(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """It is pressed the moment that the question appears, when a read that is about to begin would miss it."""
+    lease = await sync.lock("x").acquire()
+
+    def interrupted() -> int:
+        with terminal("release", "x", "--url", server.url) as it:
+            it.shows(r"Release it\?")
+            it.types("\x03")
+            return it.end()
+
+    with ThreadPoolExecutor(4) as threads:
+        loop = asyncio.get_running_loop()
+        codes = await asyncio.gather(*(loop.run_in_executor(threads, interrupted) for _ in range(16)))
+    assert set(codes) == {130}
+    assert await redis.get("x") == lease.token.encode()
+
+
+@pytest.mark.ci
+async def test_any_other_answer_is_asked_for_again(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """An empty line means no; the end of the input is taken as Ctrl-C."""
+    lease = await sync.lock("x").acquire()
+    for keys, code in (("\n", 1), ("\x04", 130)):
+        with terminal("release", "x", "--url", server.url) as it:
+            await asyncio.to_thread(it.shows, r"Release it\?")
+            it.types("maybe\n")
+            await asyncio.to_thread(it.shows, r"the answer is y or n\s+Release it\?")
+            it.types(keys)
+            assert await asyncio.to_thread(it.end) == code
+            assert "nothing was changed" in it.text
+    assert await redis.get("x") == lease.token.encode()
 
 
 async def test_an_empty_name_is_wrong_usage(server: EmbeddedServer) -> None:

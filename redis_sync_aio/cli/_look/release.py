@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -116,7 +116,7 @@ async def release_name(session: Session, name: str, kind: Choices | None, choice
     if not choice.force and not all(it.token for it in meant):
         raise Failure("the value of its key is empty, and so is no token: use --force", USAGE)
     if not yes:
-        ask(session, "\n".join(announced(view, meant)))
+        await ask(session, "\n".join(announced(view, meant)))
     ended = await end(session, view, meant, choice.force)
     if not ended:
         return report(session, name, [], "nothing was changed: it is not held so any more")
@@ -129,20 +129,40 @@ def held_by(view: NameView) -> str:
     return f"{words.holders(view)} {'holds' if len(view.holders) == 1 else 'hold'}"
 
 
-def ask(session: Session, what: str) -> None:
+async def ask(session: Session, what: str) -> None:
     """Say what will happen, and end the command unless the answer is yes."""
     if session.output.as_json or not sys.stdin.isatty():
         raise Failure("nobody can be asked here: add --yes if you are sure", USAGE)
     typer.echo(what, err=True)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's would end a task, not the question
     try:
-        sure = typer.confirm("Release it?", err=True)
-    except typer.Abort:
+        answer = await answered("Release it? [y/N]: ")
+    except (EOFError, asyncio.CancelledError):  # Ctrl-D, Ctrl-C
+        typer.echo(err=True)
         raise Failure("nothing was changed", INTERRUPTED) from None
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if not sure:
+    if not answer:
         raise Failure("nothing was changed", NOTHING)
+
+
+async def answered(question: str) -> bool:
+    """Ask until the answer is yes or no, which is what an empty line means; raise EOFError for the end of the input.
+
+    The event loop waits for the line. ``input()`` would miss a Ctrl-C that comes between its prompt and its read.
+    """
+    answers = {"y": True, "yes": True, "n": False, "no": False, "": False}
+    loop, line = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, line.set)
+    try:
+        while True:
+            typer.echo(question, nl=False, err=True)
+            await line.wait()
+            line.clear()
+            if not (answer := sys.stdin.readline()):
+                raise EOFError
+            if (said := answer.strip().lower()) in answers:
+                return answers[said]
+            typer.echo("Error: the answer is y or n", err=True)
+    finally:
+        loop.remove_reader(sys.stdin)
 
 
 def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
