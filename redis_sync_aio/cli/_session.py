@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -63,27 +63,34 @@ def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options
             print_traceback(failure)
         complain(str(failure))
         code = failure.code
-    except (KeyboardInterrupt, asyncio.CancelledError):  # the latter once `_run` has begun
+    except (KeyboardInterrupt, asyncio.CancelledError):  # the latter while `_run` goes on
         code = INTERRUPTED
     raise typer.Exit(code)
 
 
 async def _run(shared: Shared, body: Callable[[Session], Awaitable[int]], options: dict[str, Any]) -> int:
-    _heed_interrupts()
-    async with connect(shared, **options) as session:
-        return await body(session)
+    with _interruptible():
+        async with connect(shared, **options) as session:
+            return await body(session)
 
 
-def _heed_interrupts() -> None:
+@contextmanager
+def _interruptible() -> Iterator[None]:
     """Let Ctrl-C cancel this task.
 
     The handler of `asyncio.run` is called between bytecodes: a signal that comes after the last of them, before the
     loop begins to wait, is not noticed until something else wakes the loop. One that the loop knows wakes it.
     """
-    task = asyncio.current_task()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
+        yield
+        return
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        yield
+    finally:  # what `asyncio.run` does at last may wait for a name server: Ctrl-C ends that again
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 @asynccontextmanager
