@@ -1,4 +1,4 @@
-"""A grant that lasts for a least time on the server, however early it is released."""
+"""A grant that lasts for a minimum time on the server, however early it is released."""
 
 from __future__ import annotations
 
