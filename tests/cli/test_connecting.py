@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,23 @@ async def test_blanks_around_an_address_do_not_matter(server: EmbeddedServer, bl
     assert parse_address(url) == parse_address(url.strip())
     async with Coordinator.from_url(url) as sync:
         assert not await sync.lock("blanks").locked()
+
+
+@pytest.mark.parametrize("scheme", ["Redis", "UNIX"])
+async def test_the_scheme_of_an_address_may_be_in_capitals(server: EmbeddedServer, scheme: str) -> None:
+    url = f"{scheme}://{server.unix_socket if scheme == 'UNIX' else f'{server.host}:{server.port}'}"
+    assert printed_json("doctor", "--url", url, expect=WELL)["findings"]
+    async with Coordinator.from_url(url) as sync:
+        assert not await sync.lock("capitals").locked()
+
+
+@pytest.mark.parametrize(
+    "address", ["rediss://one", "redis+sentinel://one/main", "rediss+sentinel://one/main", "rediss+cluster://one"]
+)
+def test_capitals_mean_the_same_topology(address: str) -> None:
+    scheme, _, rest = address.partition("://")
+    found, capitals = parse_address(address), parse_address(f"{scheme.upper()}://{rest}")
+    assert replace(capitals, url=found.url) == found
 
 
 def test_tls_options_need_a_tls_address() -> None:
