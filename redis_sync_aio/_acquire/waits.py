@@ -18,7 +18,7 @@ from weakref import ReferenceType, ref
 from .._core import logs
 from .._core.clock import now
 from .._core.display import not_a_lock, shown, text
-from .._core.keys import Keys, Maker, PermitKeys
+from .._core.keys import CLOSED, Keys, Maker, PermitKeys
 from .._engine.commands import Commands, Delivery
 from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
 from .._leases.held import HeldLeases
@@ -36,12 +36,6 @@ EVERY = 2.5
 SILENCE = 60.0
 """Seconds between two log lines about one name."""
 LISTED = 5
-CLOSED = {
-    "event": "nobody has set it",
-    "latch": "it was not counted down to 0",
-    "barrier": "not all of its parties have come",
-}
-"""The reason that a gate is closed, by the kind of its keys."""
 
 
 class Mark(NamedTuple):

@@ -48,6 +48,14 @@ Engine: TypeAlias = Literal["auto", "lua", "watch"]
 """The way in which the server decides: by Lua scripts, with WATCH, or by scripts where they are allowed."""
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "barrier", "gate"]
 PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch", "barrier"]
+CLOSED = {
+    "event": "nobody has set it",
+    "latch": "it was not counted down to 0",
+    "barrier": "not all of its parties have come",
+}
+"""The reason that a name lets no waiter pass yet, by its kind."""
+NEVER_HELD = frozenset(CLOSED)
+"""The kinds that let waiters pass, so that nobody holds them."""
 
 
 class Endpoint(NamedTuple):

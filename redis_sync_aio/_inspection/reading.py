@@ -12,7 +12,7 @@ from typing import Protocol
 from .._client.error_replies import error_code
 from .._client.resp import Reply, ReplyError, Words
 from .._core.display import text
-from .._core.keys import Keys, LockKeys, PermitKeys, PermitKind, record_key
+from .._core.keys import NEVER_HELD, Keys, LockKeys, PermitKeys, PermitKind, record_key
 from .._engine.watch_dialogue import pairs
 from .._scripts.constants import WRITER_WEIGHT
 from . import problems
@@ -274,7 +274,7 @@ class PermitReading(_Reading):
         super().__init__(keys, shown)
         self._permits, self._state = keys.all[:2]
         self.kind = KINDS[keys.kind]
-        self._gate = self.kind in ("event", "latch", "barrier")
+        self._gate = self.kind in NEVER_HELD
         self._limit = self._used = 0
         self._all_shown = True
         self._live: list[tuple[bytes, float]] = []  # the first ones, and until when

@@ -6,10 +6,9 @@ import secrets
 from typing import NoReturn
 
 from .._acquire.binding import CoordinatorLike
-from .._acquire.waits import CLOSED
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds
-from .._core.keys import Engine, PermitKind, permit_keys
+from .._core.keys import CLOSED, Engine, PermitKind, permit_keys
 from .._leases.grant import Grant
 from .._scripts.constants import TEN_YEARS_MS, TOMBSTONE_MS
 from ..errors import AcquireTimeout

@@ -11,7 +11,7 @@ from .._client.error_replies import TRANSIENT, answered, error_code, refusal
 from .._client.redis_py import NotAdoptable
 from .._core.clock import now
 from .._core.display import text
-from .._core.keys import Keys, PermitKeys
+from .._core.keys import NEVER_HELD, Keys, PermitKeys
 from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 from .call import Call
 
@@ -51,7 +51,7 @@ def unanswered(
 def _asked(keys: Keys, script: str) -> str:
     """Return what was asked for, as in "the release of"."""
     what = _ASKED.get(script.rpartition("/")[2].removeprefix("narrow_"), "a command for")
-    if what == "the acquire of" and isinstance(keys, PermitKeys) and keys.kind in ("event", "latch", "barrier"):
+    if what == "the acquire of" and isinstance(keys, PermitKeys) and keys.kind in NEVER_HELD:
         return "the wait for"
     return what
 

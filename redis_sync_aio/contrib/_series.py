@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .._core.events import ConnectionRestored, Event, Granted, Lost, Released, RenewedLate, Requested, Withdrawn
+from .._core.keys import NEVER_HELD
 
 WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets for waits and lateness, in seconds."""
@@ -18,9 +19,6 @@ OTHER = "(other)"
 """The pattern of every name whose own pattern came after `MAX_PATTERNS` others."""
 MAX_PATTERNS = 200
 """The greatest number of patterns that get series of their own."""
-
-NEVER_HELD = frozenset({"event", "latch", "barrier"})
-"""Kinds that let waiters pass: none of them holds anything then, so only their waits are measured."""
 
 Attributes = Mapping[str, str | int]
 Measure = Callable[["Series", float, Attributes], None]

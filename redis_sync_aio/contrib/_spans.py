@@ -10,7 +10,8 @@ from opentelemetry.util.types import AttributeValue
 
 from .._core.clock import wall_ns
 from .._core.events import Event, Granted, Lost, Released, Withdrawn
-from ._series import NEVER_HELD, Attributes, error_type
+from .._core.keys import NEVER_HELD
+from ._series import Attributes, error_type
 
 AcquireSpans = Literal["waited", "always", "never"]
 """The requests that get a span of their own: those that waited, all, or none."""

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld, ReadSide
-from redis_sync_aio._acquire.waits import CLOSED
 from redis_sync_aio._core.display import bytes_of
+from redis_sync_aio._core.keys import NEVER_HELD
 from redis_sync_aio.inspection import HolderView, Kind, NameView, escape, inspect
 
 from .._failures import DENIED, INTERRUPTED, USAGE, Failure
@@ -97,7 +97,7 @@ async def release_name(session: Session, name: str, kind: Choices | None, choice
     choice.check()
     found = await inspect(session.client, escape(name), shown=MOST, prefix=session.prefix)
     asked = [it for it in found if kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
-    views = [it for it in asked if it.holders and it.kind not in CLOSED]
+    views = [it for it in asked if it.holders and it.kind not in NEVER_HELD]
     if not views:
         for refused in (one for it in asked for one in it.problems if one.code == "unreadable"):
             raise Failure(f"{words.plain(name)!r} is not readable: {words.plain(refused.meaning)}", DENIED)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from redis_sync_aio._acquire.waits import CLOSED
+from redis_sync_aio._core.keys import CLOSED
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
 
 from .._output import counted
