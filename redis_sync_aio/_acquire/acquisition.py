@@ -308,7 +308,7 @@ class Acquisition:
         unheard = not self._queued and now() - self.sent > resource.hub.manager.settings.response_timeout - EARLY
         cause = resource.hub.connection_error_of(resource.keys)
         if cause is not None or unheard:
-            return unanswered(resource.keys, cause, within=within, script="acquire")
+            return unanswered(resource.keys, cause, within=within, script="upgrade" if request.upgrade else "acquire")
         return timeout_error(resource, within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:

@@ -60,6 +60,8 @@ _ASKED = {
     "acquire": "the acquire of",
     "acquire_all": "the acquire of",
     "join": "the acquire of",  # a barrier
+    "upgrade": "the upgrade of",
+    "downgrade": "the downgrade of",
     "release": "the release of",
     "renew": "the renewal of",
 }
