@@ -118,9 +118,9 @@ class LinkEvents:
         if not self._rechecks:
             self._unchecked.clear()
 
-    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
-        """Return whether anything depends on a connection to a server."""
-        return any(concerns(resource.keys) for resource in self._hub.resources.values())
+    def keys_in_use(self) -> Iterator[Keys]:
+        """Return the keys of all names that are held or waited for."""
+        return (resource.keys for resource in self._hub.resources.values())
 
     def link_moved(self) -> None:
         """Queue again under the endpoints of new connections; pushes to the old ones do not arrive."""

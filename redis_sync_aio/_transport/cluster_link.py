@@ -159,22 +159,12 @@ class ClusterLink:
         for link in list(self._links.values()):  # their waiting calls go first
             link.settle()
         self._owner.link_moved()
-        for shard in self._in_use():  # a lease without a ttl would send nothing there
+        in_use = {self.shard_of(keys) for keys in self._owner.keys_in_use()}
+        for shard in in_use:  # a lease without a ttl would send nothing there
             self.link_to(shard).connect()
         for shard in list(self._links):
             if shard.gone:
                 self._retire(shard)
-
-    def _in_use(self) -> set[Shard]:
-        """Return the shards that have names which are held or waited for here, by one look at all names."""
-        found: set[Shard] = set()
-
-        def take(keys: Keys) -> bool:
-            found.add(self.shard_of(keys))
-            return False
-
-        self._owner.link_needed(take)
-        return found
 
     def _retire(self, shard: Shard) -> None:
         """Close the link to a shard that has lost all its slots, once none of its calls is unanswered."""

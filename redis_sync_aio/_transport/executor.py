@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from .._core.keys import Endpoint, Keys
@@ -98,6 +98,6 @@ class LinkOwner(Protocol):
     def link_client_closed(self) -> None:
         """Close: the caller has closed the client."""
 
-    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
-        """Return whether a lease or request that ``concerns`` selects depends on the connection."""
+    def keys_in_use(self) -> Iterable[Keys]:
+        """Return the keys of all names that are held or waited for. Read them before any of that changes."""
         ...

@@ -183,7 +183,7 @@ class Link:
 
     def needed(self) -> bool:
         """Return whether a lease or a request depends on pushes."""
-        return self._owner.link_needed(self.concerns)
+        return any(map(self.concerns, self._owner.keys_in_use()))
 
     def needs_connection(self) -> bool:
         """Return whether a call, a lease or a request needs a connection."""

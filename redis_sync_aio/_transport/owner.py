@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
 from weakref import ReferenceType, finalize, ref
@@ -55,9 +55,9 @@ class WeakOwner:
         if (owner := self._owner()) is not None:
             owner.link_client_closed()
 
-    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
+    def keys_in_use(self) -> Iterable[Keys]:
         owner = self._owner()
-        return owner is not None and owner.link_needed(concerns)
+        return () if owner is None else owner.keys_in_use()
 
 
 class _Link(Protocol):

@@ -124,18 +124,11 @@ class ShardLink(Link):
 
         A lease without a ttl asks nothing by itself, and this node may be removed from the cluster.
         """
-        found: list[Keys] = []
-
-        def take(keys: Keys) -> bool:
-            if self.concerns(keys):
-                found.append(keys)
-            return bool(found)
-
-        self._owner.link_needed(take)
-        if found:
-            connection.ask((b"PTTL", found[0].all[0])).add_done_callback(self._pinged)
-        else:
+        keys = next(filter(self.concerns, self._owner.keys_in_use()), None)
+        if keys is None:
             super().ping(connection)
+        else:
+            connection.ask((b"PTTL", keys.all[0])).add_done_callback(self._pinged)
 
     def _pinged(self, answer: asyncio.Future[Reply]) -> None:
         if not answer.cancelled() and isinstance(error := answer.exception(), ReplyError):
