@@ -101,7 +101,8 @@ class AcquireTimeout(SyncError, TimeoutError):
         lock, if that is no lock.
         """
         failed = f"{name!r} did not have {weight} of its permits free" if weight else f"{name!r} is taken"
-        why = ", and timeout=0 does not wait: give it a timeout, or use try_acquire()" if data is None else f": {data}"
+        advice = ", and this call does not wait: let it wait for some time, or go on without it"
+        why = advice if data is None else f": {data}"
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
 
     @staticmethod

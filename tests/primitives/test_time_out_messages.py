@@ -19,9 +19,11 @@ from redis_sync_aio import (
     AsyncReentrantLock,
     AsyncSemaphore,
     Coordinator,
+    LeaderElection,
     Unreachable,
     WouldDeadlock,
 )
+from redis_sync_aio.jobs import idempotent
 
 pytestmark = pytest.mark.timing
 
@@ -124,9 +126,22 @@ async def test_an_identity_that_has_the_other_side(sync: Coordinator, has: str, 
 async def test_weights_that_are_not_free_together(sync: Coordinator) -> None:
     semaphore = AsyncSemaphore(sync, NAME, limit=4)
     async with semaphore:
-        assert "did not have 4 of its permits free, and timeout=0 does not wait" in await message(
+        assert "did not have 4 of its permits free, and this call does not wait" in await message(
             semaphore, 0, weight=4
         )
+
+
+async def test_advice_for_a_call_that_does_not_wait_fits_every_primitive(sync: Coordinator) -> None:
+    """Elections and idempotent functions have no `try_acquire`, and the latter no ``timeout``."""
+    advice = "is taken, and this call does not wait: let it wait for some time, or go on without it"
+
+    async def run() -> None: ...
+
+    async with AsyncLock(sync, NAME):
+        with pytest.raises(AcquireTimeout, match=advice):
+            await asyncio.create_task(LeaderElection(sync, NAME).lead(timeout=0).__aenter__())
+        with pytest.raises(AcquireTimeout, match=advice):
+            await asyncio.create_task(idempotent(sync, NAME, wait=False)(run)())
 
 
 async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Coordinator, other: Coordinator) -> None:
