@@ -33,7 +33,8 @@ def main() -> None:
             sys.exit(BUG)
         if message := describe():  # of wrong usage; empty if help was printed, as nothing was asked
             path = getattr(getattr(error, "ctx", None), "command_path", NAME)
-            hint = "Write -- before COMMAND, or try" if path.endswith(" run") else "Try"
+            hint = "Write -- before COMMAND, or try" if path.endswith(" run") and "--" not in sys.argv else "Try"
+            message = message.replace("Value error, ", "", 1)  # of typer
             complain(f"{message.rstrip('.')}{'' if message.endswith('?') else '.'} {hint} '{path} --help'")
         code = USAGE
     sys.exit(code or 0)
