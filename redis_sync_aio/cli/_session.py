@@ -45,14 +45,23 @@ class Session:
     """Makes a client of any sentinel, by its address."""
 
 
-def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options: Any) -> NoReturn:
+def execute(
+    shared: Shared,
+    body: Callable[[Session], Awaitable[int]],
+    *,
+    check: Callable[[], None] | None = None,
+    **options: Any,
+) -> NoReturn:
     """Run ``body`` in an event loop with a connected client, and exit with the code that it returns.
 
-    Errors of servers, networks and addresses become one line on stderr. ``options`` go to the client.
+    Errors of servers, networks and addresses become one line on stderr. ``check`` is called before that, and raises
+    Failure for wrong usage. ``options`` go to the client.
     """
     if not shared.debug:  # what matters of it is said in one line
         logging.getLogger("redis_sync_aio").addHandler(logging.NullHandler())
     try:
+        if check is not None:
+            check()
         code = asyncio.run(_run(shared, body, options))
         sys.stdout.flush()
     except BrokenPipeError:  # as in `redis-sync-aio ls | head`

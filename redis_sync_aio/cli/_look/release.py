@@ -89,12 +89,11 @@ def release(
     holds it by then, nothing is changed (except with --force). Fences go on rising.
     """
     choice = Choice(token, host, pid, force)
-    execute(shared, lambda session: release_name(session, name, kind, choice, yes))
+    execute(shared, lambda session: release_name(session, name, kind, choice, yes), check=choice.check)
 
 
 async def release_name(session: Session, name: str, kind: Choices | None, choice: Choice, yes: bool) -> int:
     """Find the holders that are meant, ask, and end their leases."""
-    choice.check()
     found = await inspect(session.client, escape(name), shown=MOST, prefix=session.prefix)
     asked = [it for it in found if kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
     views = [it for it in asked if it.holders and it.kind not in NEVER_HELD]

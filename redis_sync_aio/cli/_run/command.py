@@ -64,21 +64,24 @@ def run(
     """
     side: Side = "shared" if shared_side else "exclusive" if exclusive else "lock"
 
-    async def body(session: Session) -> int:
-        check(no_wait, timeout, shared_side + exclusive + (limit is not None), limit, weight)
+    def check() -> None:
+        check_options(no_wait, timeout, shared_side + exclusive + (limit is not None), limit, weight)
         check_program(command[0])
+
+    async def body(session: Session) -> int:
+        wait = not no_wait and timeout != 0
         plan = Plan(
-            name, command, side, limit, weight, ttl, not no_wait, timeout, conflict_exit_code, on_lost.value, grace,
+            name, command, side, limit, weight, ttl, wait, timeout, conflict_exit_code, on_lost.value, grace,
         )  # fmt: skip
         outcome = await Holding(session, plan).run()
         if shared.json:
             print_error(json.dumps(outcome.as_dict()))
         return outcome.exit
 
-    execute(shared, body)
+    execute(shared, body, check=check)
 
 
-def check(no_wait: bool, timeout: float | None, kinds: int, limit: int | None, weight: int) -> None:
+def check_options(no_wait: bool, timeout: float | None, kinds: int, limit: int | None, weight: int) -> None:
     """Refuse options that exclude each other."""
     if no_wait and timeout is not None:
         raise Failure("-n does not wait and --timeout waits: give one of them", USAGE)
