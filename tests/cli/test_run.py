@@ -121,13 +121,16 @@ async def test_a_lock_that_is_taken(server: EmbeddedServer, sync: Coordinator) -
             (["-n"], 1),
             (["-n", "-E", "42"], 42),
             (["--timeout", "0.1"], 1),
-            (["-w", "0", "-E", "0"], 0),
+            (["-w", "0.1", "-E", "0"], 0),
+            (["-w", "0"], 1),
         ):
             done = command("run", *words, NAME, "--", "echo", "ran", REDIS_URL=server.url)
             assert (done.returncode, done.stdout) == (code, "")
             assert done.stderr.count("\n") == 1
             assert NAME in done.stderr
-            assert ("statistics()" in done.stderr) == done.stderr.endswith(f"; here: redis-sync-aio show {NAME}\n")
+            assert "()" not in done.stderr  # it is for people, not for programs
+            waits = f"look at the holders: redis-sync-aio show {NAME}\n"
+            assert done.stderr.endswith(waits if "0.1" in words else "(--timeout S waits)\n")
         assert (await sync.lock(NAME).statistics()).waiters == 0
 
 
@@ -175,7 +178,7 @@ async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator)
         assert command("run", "-n", *heavy, NAME, "--", "true", REDIS_URL=server.url).returncode == 1
         other = command("run", "-n", "--limit", "4", NAME, "--", "true", REDIS_URL=server.url)
         assert other.returncode == 2
-        assert "--limit" in other.stderr
+        assert "its limit is 3, not 4: give --limit 3, as others do" in other.stderr
 
 
 async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
@@ -194,8 +197,9 @@ async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordina
         ["--limit", "2", "--weight", "3"],
     ],
 )
-def test_options_that_exclude_each_other(server: EmbeddedServer, words: list[str]) -> None:
-    done = command("run", *words, NAME, "--", "echo", "ran", REDIS_URL=server.url)
+def test_options_that_exclude_each_other(words: list[str]) -> None:
+    """They are refused before anything is connected."""
+    done = command("run", *words, NAME, "--", "echo", "ran", REDIS_URL="unix:///nowhere")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
@@ -204,6 +208,13 @@ def test_options_of_the_program_without_two_dashes_are_explained(server: Embedde
     done = command("run", NAME, "ls", "-l", REDIS_URL=server.url)
     assert done.returncode == 2
     assert "Write -- before COMMAND" in done.stderr
+
+
+@pytest.mark.ci
+def test_wrong_options_before_two_dashes_are_not_taken_for_those_of_the_program() -> None:
+    done = command("run", NAME, "--on-lost", "stop", "--", "ls")
+    assert done.returncode == 2
+    assert "'--on-lost': 'stop' is not one of 'term', 'kill', 'ignore'. Try 'redis-sync-aio run --help'" in done.stderr
 
 
 # -- signals -----------------------------------------------------------------------------------------------

@@ -107,12 +107,14 @@ class Holding:
             try:
                 lease = await self._acquire(sync)
             except LimitMismatch as error:
-                raise Failure(f"{error}. Give the --limit that others use", USAGE) from None
+                limit, found = self.plan.limit, error.found
+                here = f"{self.plan.name!r}: its limit is {found}, not {limit}: give --limit {found}, as others do"
+                raise Failure(str(error) if found in (None, limit) else here, USAGE) from None
             except ValueError as error:
                 raise Failure(str(error), USAGE) from None
             except AcquireTimeout as error:
-                looks = f"; here: redis-sync-aio show {shlex.quote(self.plan.name)}"
-                complain(f"{error}{looks if 'statistics()' in str(error) else ''}")
+                command = f"look at the holders: redis-sync-aio show {shlex.quote(self.plan.name)}"
+                complain(str(error).replace("look at statistics() for the holders", command))
                 return self.plan.conflict if error.answered else UNREACHABLE
             finally:
                 self.outcome.waited = round(monotonic() - began, 6)
