@@ -72,6 +72,8 @@ def explained(error: BaseException, address: Address) -> Failure:
         # Their message shows the clients of all sentinels.
         advice = "Check the service name and that Sentinel runs; during a failover, try again in some seconds"
         return Failure(f"no primary was found for {where}. {advice}", UNREACHABLE)
+    if address.topology == "sentinel" and "unknown command 'sentinel'" in str(error).lower():
+        return Failure(f"cannot use {where}: that is no sentinel. For a server, use redis://HOST:PORT", UNREACHABLE)
     if isinstance(error, RedisClusterException):
         return Failure(_about_cluster(error, address), UNREACHABLE)
     if isinstance(error, (RedisConnectionError, RedisTimeoutError, OSError)) and not isinstance(error, SyncError):
@@ -94,7 +96,8 @@ def _about_cluster(error: RedisClusterException, address: Address) -> str:
         if isinstance(chain, (AuthenticationError, NoPermissionError)):
             return str(explained(chain, address))
         chain = chain.__cause__ or chain.__context__
-    return f"cannot use {address.shown}: {_reason(error)}. For a server that is no cluster, use redis://HOST:PORT"
+    advice = "Check --url (or REDIS_URL) and that its nodes run; for a server that is no cluster, use redis://HOST:PORT"
+    return f"cannot use {address.shown}: {_reason(error)}. {advice}"
 
 
 def _advice(error: BaseException, address: Address) -> str:

@@ -189,9 +189,14 @@ def test_tls_options_need_a_tls_address() -> None:
 @pytest.mark.ci
 def test_nobody_there() -> None:
     assert "Check --url (or REDIS_URL)" in complaint("--url", "redis://127.0.0.1:1", code=UNREACHABLE)
-    assert "redis://HOST:PORT" in complaint("--url", "redis+cluster://127.0.0.1:1", code=UNREACHABLE)
+    assert "that its nodes run" in complaint("--url", "redis+cluster://127.0.0.1:1", code=UNREACHABLE)
 
 
 def test_a_server_that_is_no_cluster(server: EmbeddedServer) -> None:
     line = complaint("--url", f"redis+cluster://127.0.0.1:{server.port}", code=UNREACHABLE)
     assert "use redis://HOST:PORT" in line
+
+
+def test_a_server_that_is_no_sentinel(server: EmbeddedServer) -> None:
+    line = complaint("--url", f"redis+sentinel://127.0.0.1:{server.port}/main", code=UNREACHABLE)
+    assert line.endswith("that is no sentinel. For a server, use redis://HOST:PORT")
