@@ -220,15 +220,19 @@ def test_nothing_is_called_ok_that_could_not_be_read() -> None:
 def test_a_server_without_scripts() -> None:
     args = ["--rename-command", "EVALSHA", "hidden-1", "--rename-command", "EVAL", "hidden-2"]
     with EmbeddedServer(port=0, args=args) as server:
-        assert told(server.url, "warn", "scripts") == "scripts are disabled on this server"
+        (scripts,) = [one for one in examine(server.url) if one["check"] == "scripts"]
+    assert (scripts["level"], scripts["found"]) == ("warn", "scripts are disabled on this server")
+    assert "ACL" not in scripts["fix"]  # which could not allow them
 
 
 @pytest.mark.ci
 async def test_a_proxy_without_resp3(server: EmbeddedServer) -> None:
     assert server.port is not None
     async with FaultProxy((server.host, server.port)) as proxy:
-        proxy.on(lambda args: args[0].upper() == b"HELLO", ERROR("ERR unknown command 'HELLO'"))
-        assert "RESP3 (HELLO 3) is refused" in await off_the_loop(proxy.url, "warn", "push")
+        proxy.on(lambda args: args[0].upper() == b"HELLO", ERROR("ERR unknown command 'HELLO'."))
+        found = await off_the_loop(proxy.url, "warn", "push")
+        assert found.startswith("RESP3 (HELLO 3) is refused: ")
+        assert not found.endswith(".")
 
 
 @pytest.mark.ci

@@ -58,7 +58,9 @@ def rights(found: Rights) -> Iterator[Finding]:
         meaning = (
             "Locks decide with WATCH instead, in two to three round trips; robust locks and fence gates do not work."
         )
-        yield Finding("scripts", "warn", what, meaning, f"ACL SETUSER {_user(found)} +evalsha +eval ({_RIGHTS})")
+        allow = f"ACL SETUSER {_user(found)} +evalsha +eval ({_RIGHTS})"
+        fix = 'choose a server with scripts, or say engine="watch" if you mean it' if disabled else allow
+        yield Finding("scripts", "warn", what, meaning, fix)
     else:
         yield Finding("scripts", "ok", f"{whose} may call scripts")
     if found.missing:
@@ -106,11 +108,11 @@ def push(found: Rights) -> Finding:
     meaning = "Waiters poll instead of being woken: hand-overs are later, and cost more commands."
     if found.resp3 is not None:
         fix = "connect without the proxy, or to a server from version 6 on"
-        return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why}", meaning, fix)
+        return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why.rstrip('.')}", meaning, fix)
     if found.push is not None:
         channels = f"{found.prefix}{INBOX_PREFIX.decode()}*"
         fix = f"ACL SETUSER {_user(found)} +subscribe +publish &{channels} ({_RIGHTS})"
-        return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
+        return Finding("push", "warn", f"messages cannot be pushed: {found.push.why.rstrip('.')}", meaning, fix)
     if found.listeners > 1:
         others = counted(found.listeners - 1, "other client receives", "other clients receive")
         what = f"{others} the messages of every channel"
