@@ -63,7 +63,7 @@ class _Parties(Gate):
 class AsyncBarrier:
     """An `asyncio.Barrier` for all processes: ``parties`` tasks wait for each other, and pass together.
 
-    It is the `CyclicBarrier` of java.util.concurrent, across processes. Other than there, a party that is cancelled or
+    It is the `CyclicBarrier` of java.util.concurrent, across processes. Unlike there, a party that is cancelled or
     times out does not break the barrier.
 
     Guarantees:

@@ -200,7 +200,7 @@ class AsyncCountDownLatch:
         await self._gate.wait(timeout)
 
     async def count_down(self, n: int = 1, *, identity: Name | None = None) -> int:
-        """Count down by ``n``, to 0 at the least, and return the count that is left. At 0 all waiters go on.
+        """Count down by ``n``, but not below 0, and return the count that is left. At 0 all waiters go on.
 
         Args:
             n: By how much, 1 to 1,000,000,000.

@@ -97,7 +97,7 @@ class Passage:
 
 
 Fault: TypeAlias = Callable[[Passage], Awaitable[None]]
-"""A rule that decides what happens to one command, reply or push."""
+"""A coroutine function that passes on, changes or loses one command, reply or push."""
 
 
 @dataclass(frozen=True)
