@@ -8,7 +8,9 @@ import re
 import shlex
 import socket
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -32,6 +34,17 @@ async def ran(*words: str, **more: str) -> Any:
 async def ran_json(*words: str, **options: Any) -> Any:
     """Run a command with --json while the event loop goes on."""
     return await asyncio.to_thread(lambda: printed_json(*words, **options))
+
+
+@asynccontextmanager
+async def a_user(redis: Redis, *rules: str) -> AsyncIterator[dict[str, str]]:
+    """Create a user with these rights, and yield the environment of a command that connects as it."""
+    admin: Any = redis
+    await admin.execute_command("ACL", "SETUSER", "few", "reset", "on", ">secret", *rules)
+    try:
+        yield {"REDIS_USERNAME": "few", "REDIS_PASSWORD": "secret"}
+    finally:
+        await admin.execute_command("ACL", "DELUSER", "few")
 
 
 async def test_ls_and_show_tell_holder_and_waiters(
@@ -284,12 +297,8 @@ async def test_a_name_that_is_no_text_is_wrong_usage(server: EmbeddedServer, syn
 async def test_a_name_that_may_not_be_read_is_not_called_free(
     server: EmbeddedServer, redis: Redis, sync: Coordinator
 ) -> None:
-    admin: Any = redis
-    await admin.execute_command("ACL", "SETUSER", "blind", "reset", "on", ">secret", "~other:*", "+@all")
-    async with sync.lock("x"):
-        user = {"REDIS_USERNAME": "blind", "REDIS_PASSWORD": "secret"}
+    async with sync.lock("x"), a_user(redis, "~other:*", "+@all") as user:
         done = await ran("show", "x", "--url", server.url, **user)
-    await admin.execute_command("ACL", "DELUSER", "blind")
     assert "free" not in done.stdout
     assert "not readable for this user" in done.stdout
     assert done.stdout.count("NOPERM") == 1
@@ -299,12 +308,8 @@ async def test_a_name_that_may_not_be_read_is_not_called_free(
 async def test_the_kind_that_may_be_read_comes_first_and_the_others_are_one_line(
     server: EmbeddedServer, redis: Redis, sync: Coordinator
 ) -> None:
-    admin: Any = redis
-    await admin.execute_command("ACL", "SETUSER", "locks", "reset", "on", ">secret", "~x", "~{x}:fence", "+@all")
-    async with sync.lock("x"):
-        user = {"REDIS_USERNAME": "locks", "REDIS_PASSWORD": "secret"}
+    async with sync.lock("x"), a_user(redis, "~x", "~{x}:fence", "+@all") as user:
         done = await ran("show", "x", "--url", server.url, **user)
-    await admin.execute_command("ACL", "DELUSER", "locks")
     assert done.stdout.startswith("x  lock at ")
     assert done.stdout.count("not readable for this user as: ") == 1
     assert "read/write, semaphore" in done.stdout
@@ -336,12 +341,8 @@ async def test_a_kind_that_nobody_holds_is_named(server: EmbeddedServer, redis: 
 async def test_release_does_not_call_free_what_it_may_not_read(
     server: EmbeddedServer, redis: Redis, sync: Coordinator
 ) -> None:
-    admin: Any = redis
-    await admin.execute_command("ACL", "SETUSER", "blind", "reset", "on", ">secret", "~other:*", "+@all")
-    async with sync.lock("x"):
-        user = {"REDIS_USERNAME": "blind", "REDIS_PASSWORD": "secret"}
+    async with sync.lock("x"), a_user(redis, "~other:*", "+@all") as user:
         done = await ran("release", "x", "--yes", "--url", server.url, **user)
-    await admin.execute_command("ACL", "DELUSER", "blind")
     assert (done.returncode, done.stdout) == (77, "")
     assert "'x' is not readable: the server refused to show" in done.stderr
 
