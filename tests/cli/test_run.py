@@ -28,10 +28,14 @@ TTL = 3600
 """Seconds: the event loop of a test stands still while a program runs, so it does not renew."""
 NAME = "cli:job"
 COUNTS = """
-import os, signal, sys
-seen = []
-for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, _: (seen.append(number), print("got", int(number), flush=True)))
+import os, signal, sys, threading
+seen, numbers = [], (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+def listen():
+    while True:
+        seen.append(signal.sigwait(numbers))
+        print("got", int(seen[-1]), flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+threading.Thread(target=listen, daemon=True).start()
 print("ready", os.getpid(), flush=True)
 for line in sys.stdin:
     if line == "end\\n":
@@ -39,7 +43,8 @@ for line in sys.stdin:
     print("read", line, end="", flush=True)
 print("seen", *map(int, seen), flush=True)
 """
-"""Tells each signal that comes, and in the end all of them."""
+"""Tells each signal that comes, and in the end all of them. A handler of Python would not run for a signal that comes
+just before a read begins, until that read has ended."""
 FAMILY = """
 import signal, subprocess, sys, time
 if {stubborn}:
