@@ -83,6 +83,7 @@ async def run_process(url: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with Redis.from_url(url, decode_responses=True) as redis, Coordinator(redis) as sync:
         config = Config(redis, sync)
+        await redis.incr("processes")
 
         async def look() -> None:
             while not stop.is_set():
@@ -112,8 +113,12 @@ async def demonstrate() -> int:
         workers = [
             await asyncio.create_subprocess_exec(sys.executable, __file__, "worker", env=environment) for _ in range(3)
         ]
+
+        async def all_run() -> bool:  # and heed SIGTERM
+            return int(await redis.get("processes") or 0) == len(workers) and await redis.hexists("seen", "whole")
+
         try:
-            await wait_until(lambda: redis.hexists("seen", "whole"), timeout=30)
+            await wait_until(all_run, timeout=30)
             for release in range(1, RELEASES + 1):
                 if release % 3 == 0:
                     await config.publish(release)
