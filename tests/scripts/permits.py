@@ -51,7 +51,7 @@ async def granted(redis: Client, token: bytes, ticket: bytes = b"", *, weight: i
 
 async def waits(redis: Client, token: bytes, inbox: bytes = ALIVE, *, weight: int = 1, limit: int = 2) -> bytes:
     """Acquire, and it must be queued; return the ticket."""
-    ticket = ticket_member(inbox, await redis.zcard(QUEUE) + 1, 500, token, weight)
+    ticket = ticket_member(inbox, await redis.zcard(QUEUE) + 1, 20_000, token, weight)
     assert (await ask(redis, token, ticket, weight=weight, limit=limit))[0] == QUEUED
     return ticket
 

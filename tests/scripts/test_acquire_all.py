@@ -109,7 +109,7 @@ async def test_p2_a_lock_whose_holder_is_gone_belongs_to_its_next_waiter(redis: 
         await pubsub.subscribe("rsa:alive")
         assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
         await acquire(redis, LOCKS[1], b"a")
-        await acquire(redis, LOCKS[1], b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
+        await acquire(redis, LOCKS[1], b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b"))
         await redis.delete(LOCKS[1].name)
         assert codes(await acquire_all(redis)) == [BUSY] * 3
         assert await holders(redis) == [None, b"b", None]
@@ -130,7 +130,7 @@ async def test_p2_a_lock_that_is_reserved_for_a_polling_waiter_is_not_free(redis
 
 async def test_p2_a_dead_waiter_is_skipped(redis: Client) -> None:
     await acquire(redis, LOCKS[0], b"a")
-    await acquire(redis, LOCKS[0], b"dead", ticket_member(b"rsa:nobody", 1, 500, b"dead"))
+    await acquire(redis, LOCKS[0], b"dead", ticket_member(b"rsa:nobody", 1, 20_000, b"dead"))
     await redis.delete(LOCKS[0].name)
     assert all(isinstance(fence, int) for fence in await acquire_all(redis))
     assert not await redis.exists(LOCKS[0].queue)

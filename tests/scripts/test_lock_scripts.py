@@ -56,11 +56,11 @@ async def test_p4_releasing_twice_changes_nothing_more(redis: Client) -> None:
 async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Client) -> None:
     await acquire(redis, b"a")
     for _ in range(2):
-        assert (await run(redis, "lock/renew", b"a", 1000))[0] == 1
-        assert 0 < await redis.pttl(KEYS.name) <= 1000
-    assert (await run(redis, "lock/renew", b"b", 1000))[0] == 2
+        assert (await run(redis, "lock/renew", b"a", 5000))[0] == 1
+        assert 0 < await redis.pttl(KEYS.name) <= 5000
+    assert (await run(redis, "lock/renew", b"b", 5000))[0] == 2
     await redis.delete(KEYS.name)
-    assert (await run(redis, "lock/renew", b"a", 1000))[0] == 0
+    assert (await run(redis, "lock/renew", b"a", 5000))[0] == 0
     assert await holder(redis) is None
 
 
@@ -116,13 +116,13 @@ async def test_p2_a_release_skips_waiters_whose_inbox_nobody_hears(redis: Client
         assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
         await acquire(redis, b"a")
         for number, (inbox, token) in enumerate(((b"rsa:dead", b"x"), (b"rsa:alive", b"y"), (b"rsa:dead", b"z"))):
-            await acquire(redis, token, ticket_member(inbox, number, 500, token))
+            await acquire(redis, token, ticket_member(inbox, number, 20_000, token))
         assert await run(redis, "lock/release", b"a", b"") == 1
         assert await holder(redis) == b"y"
-        assert 0 < await redis.pttl(KEYS.name) <= 500, "the claim, not the whole ttl"
+        assert 0 < await redis.pttl(KEYS.name) <= 20_000, "the claim, not the whole ttl"
         message = await pubsub.get_message(timeout=5)
         number, fence, _, duration, following = message["data"].split()
-        assert (number, duration, following) == (b"1", b"500", b"0"), "somebody else waits behind"
+        assert (number, duration, following) == (b"1", b"20000", b"0"), "somebody else waits behind"
         assert int(fence) == int((await redis.get(KEYS.fence)).split()[0])
 
 
@@ -133,15 +133,15 @@ async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(re
         for _ in range(2):
             await pubsub.get_message(timeout=5)
         await acquire(redis, b"a")
-        await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
+        await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b"))
         await acquire(redis, b"c", ticket_member(b"rsa:alive" if same else b"rsa:other", 2, 700, b"c"))
         await run(redis, "lock/release", b"a", b"")
         grant = (await pubsub.get_message(timeout=5))["data"].split()
-        assert (grant[0], grant[3], grant[4:]) == (b"1", b"500", [b"2" if same else b"0"])
+        assert (grant[0], grant[3], grant[4:]) == (b"1", b"20000", [b"2" if same else b"0"])
         if not same:  # a message of its own
             message = await pubsub.get_message(timeout=5)
             note = message["data"].split()
-            assert (message["channel"], note[0], note[1], note[3]) == (b"rsa:other", b"2", b"0", b"500")
+            assert (message["channel"], note[0], note[1], note[3]) == (b"rsa:other", b"2", b"0", b"20000")
 
 
 async def test_withdrawing_a_ticket_leaves_the_holder_alone_and_is_idempotent(redis: Client) -> None:
@@ -181,7 +181,7 @@ async def test_every_key_has_a_ttl(redis: Client) -> None:
 async def test_a_foreign_holder_is_told_apart(redis: Client) -> None:
     """P11: soon = 1, since the release of a foreign lock wakes nobody."""
     await redis.set(KEYS.name, "foreign", px=5000)
-    code, _, left, _, soon = await acquire(redis, b"b", ticket_member(b"rsa:x", 1, 500, b"b"))
+    code, _, left, _, soon = await acquire(redis, b"b", ticket_member(b"rsa:x", 1, 20_000, b"b"))
     assert (code, soon) == (2, 1)
     assert 0 < left <= 5000
 
@@ -253,7 +253,7 @@ async def test_p8_a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_c
     await redis.set(KEYS.fence, f"{last} z", px=hour)
     assert await acquire(redis, b"a") == last + 1
     assert 2.9 * hour < await redis.pttl(KEYS.fence) < 3.1 * hour
-    assert (await run(redis, "lock/renew", b"a", 1000))[0] == 1
+    assert (await run(redis, "lock/renew", b"a", 5000))[0] == 1
     assert await redis.pttl(KEYS.fence) > 2.9 * hour
 
 
@@ -264,14 +264,14 @@ async def test_p3_a_shorter_lease_is_told_to_the_first_waiter_that_listens(redis
         assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
         await acquire(redis, b"a")
         for number, inbox in enumerate((b"rsa:dead", b"rsa:alive", b"rsa:alive")):
-            await acquire(redis, b"w%d" % number, ticket_member(inbox, number, 500, b"w%d" % number))
+            await acquire(redis, b"w%d" % number, ticket_member(inbox, number, 20_000, b"w%d" % number))
         assert (await run(redis, "lock/renew", b"a", 2 * TTL))[0] == 1
-        assert (await run(redis, "lock/renew", b"a", 700))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", 7000))[0] == 1
         await redis.persist(KEYS.name)
-        assert (await run(redis, "lock/renew", b"a", 900))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", 9000))[0] == 1
         await redis.publish("rsa:alive", "the end")
         told = [(await pubsub.get_message(timeout=5))["data"].split() for _ in range(3)]
-        assert [(one[:2], one[3:]) for one in told[:2]] == [([b"1", b"0"], [b"700"]), ([b"1", b"0"], [b"900"])]
+        assert [(one[:2], one[3:]) for one in told[:2]] == [([b"1", b"0"], [b"7000"]), ([b"1", b"0"], [b"9000"])]
         assert told[2] == [b"the", b"end"]
 
 
@@ -292,7 +292,7 @@ async def busy(redis: Client, since_ms: int) -> None:
     """The lock is held by ``a``, waited for, and handed over without a break since so many milliseconds ago."""
     await redis.flushdb()
     await acquire(redis, b"a")
-    await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
+    await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b"))
     seconds, micros = await redis.time()
     await redis.zadd(KEYS.polls, {OPEN: seconds * 1000 + micros // 1000 - since_ms})
 
@@ -310,13 +310,13 @@ async def test_a_busy_lock_is_left_free_once_in_the_inbox_of_the_first(redis: Cl
             assert (message[:2] == [b"1", b"0"]) is left_free
         assert message[3] == b"150"
     assert (await acquire(redis, b"c"))[0] == 0, "ours do not take it"
-    assert (await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b")))[:2] == [2, 0]
+    assert (await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b")))[:2] == [2, 0]
     assert await redis.zrange(KEYS.queue, 0, 0) == [OPEN]
     until = await redis.zscore(KEYS.polls, OPEN)
     seconds, micros = await redis.time()
     assert 0 <= until - (seconds * 1000 + micros // 1000) + 1000 <= 1150
     await redis.zadd(KEYS.polls, {OPEN: 1})  # it is over
-    assert isinstance(await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b")), int)
+    assert isinstance(await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b")), int)
     assert await redis.exists(KEYS.polls, KEYS.queue) == 0
 
 

@@ -56,7 +56,7 @@ async def test_p8_a_holder_that_does_not_share_gets_one_fence(redis: Client) -> 
 async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None:
     async with inbox(redis, AT_A) as told:
         await acquire(redis, b"x")
-        await acquire(redis, A1, ticket_member(AT_A, 1, 500, A1))
+        await acquire(redis, A1, ticket_member(AT_A, 1, 20_000, A1))
         await run(redis, "lock/release", b"x", b"")
         ((_, fence, *_),) = await told()
         assert await redis.get(KEYS.fence) == b"%d %b" % (int(fence) + FENCE_RANGE - 1, A1)
@@ -70,7 +70,7 @@ async def test_a_holder_that_shares_is_notified_of_a_waiter(redis: Client) -> No
         assert (await acquire(redis, b"away"))[0] == 0
         assert await told() == []
         for _ in range(2):
-            assert (await acquire(redis, b"w", ticket_member(ALIVE, 1, 500, b"w")))[0] == 2
+            assert (await acquire(redis, b"w", ticket_member(ALIVE, 1, 20_000, b"w")))[0] == 2
             assert (await acquire(redis, b"v", polled(b"v"), 60_000))[0] == 2
             assert wanted(await told()) == [b"1", b"1"]
 
@@ -91,7 +91,7 @@ async def test_a_holder_that_takes_its_turn_itself_is_notified_of_those_behind(r
     async with inbox(redis, AT_A) as told:
         for others in (True, False):
             await redis.flushall()
-            ticket = ticket_member(AT_A, 1, 500, A1)
+            ticket = ticket_member(AT_A, 1, 20_000, A1)
             await acquire(redis, b"x")
             await acquire(redis, A1, ticket)
             if others:
@@ -107,12 +107,12 @@ async def test_a_pushed_grant_says_whether_anybody_is_behind(redis: Client) -> N
         for behind, expected in ((AT_A, (b"2",)), (ALIVE, (b"0",)), (b"", (b"0",)), (None, ())):
             await redis.flushall()
             await acquire(redis, b"x")
-            await acquire(redis, A1, ticket_member(AT_A, 1, 500, A1))
+            await acquire(redis, A1, ticket_member(AT_A, 1, 20_000, A1))
             if behind is not None:
-                await acquire(redis, b"w", ticket_member(behind, 2, 500, b"w"), 0 if behind else 60_000)
+                await acquire(redis, b"w", ticket_member(behind, 2, 20_000, b"w"), 0 if behind else 60_000)
             await run(redis, "lock/release", b"x", b"")
             ((number, fence, _, duration, *rest),) = await told()
-            assert (number, int(fence) > 0, duration) == (b"1", True, b"500")
+            assert (number, int(fence) > 0, duration) == (b"1", True, b"20000")
             assert tuple(rest) == expected
 
 
@@ -128,7 +128,7 @@ async def test_p8_a_renewal_reserves_more_fences_and_says_whether_anybody_waits(
             assert more > last
             last = more + number - 1
             assert await redis.get(KEYS.fence) == b"%d %b" % (last, A1)
-        await acquire(redis, b"w", ticket_member(ALIVE, 1, 500, b"w"))
+        await acquire(redis, b"w", ticket_member(ALIVE, 1, 20_000, b"w"))
         assert (await run(redis, "lock/renew", A1, TTL, 0))[2:] == [0, 1]
         assert (await run(redis, "lock/renew", A1, TTL, 3))[3] == 1
         assert len(await run(redis, "lock/renew", A1, TTL)) == 2, "who does not share does not ask"

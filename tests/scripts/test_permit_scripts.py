@@ -91,7 +91,7 @@ async def test_p4_a_copy_that_arrives_after_its_undoing_is_spent(redis: Client, 
         await granted(redis, b"a", weight=2)
     for expected in (int(came_first), 0):
         assert await release(redis, b"a", pending=True) == expected
-    ticket = ticket_member(ALIVE, 1, 500, b"a", 2)
+    ticket = ticket_member(ALIVE, 1, 20_000, b"a", 2)
     for _ in range(2):
         assert (await ask(redis, b"a", ticket, weight=2))[0] == SPENT
         assert await renew(redis, b"a") == 0
@@ -127,7 +127,7 @@ async def test_a_limit_that_differs_is_refused_and_changes_nothing(redis: Client
     await granted(redis, b"a", limit=2)
     before = await everything(redis)
     for _ in range(2):
-        assert (await ask(redis, b"b", ticket_member(ALIVE, 1, 500, b"b", 1), limit=3))[:2] == [MISMATCH, 2]
+        assert (await ask(redis, b"b", ticket_member(ALIVE, 1, 20_000, b"b", 1), limit=3))[:2] == [MISMATCH, 2]
     assert await everything(redis) == before
     await granted(redis, b"c", limit=0)
 
@@ -152,7 +152,7 @@ async def test_a_holder_or_waiter_is_not_refused_for_a_limit_that_was_changed_me
 async def test_what_can_never_fit_is_refused(redis: Client) -> None:
     await granted(redis, b"a")
     for _ in range(2):
-        assert (await ask(redis, b"b", ticket_member(ALIVE, 1, 500, b"b", 3), weight=3))[:2] == [TOO_HEAVY, 2]
+        assert (await ask(redis, b"b", ticket_member(ALIVE, 1, 20_000, b"b", 3), weight=3))[:2] == [TOO_HEAVY, 2]
     assert (await holders(redis), await redis.zcard(QUEUE)) == ({b"a": 1}, 0)
 
 
@@ -187,8 +187,9 @@ async def test_p3_one_release_grants_all_that_fit_once_each(redis: Client) -> No
         fences = [int(message[1]) for message in messages]
         assert [message[0] for message in messages] == [b"1", b"2", b"3"]
         assert fences == sorted(set(fences)), "P8"
-        assert [message[3:] for message in messages] == [(b"500", b"%d" % next_one, b"500") for next_one in (2, 3, 4)]
-        assert await redis.zrange(PERMITS, 0, 0, withscores=True) == [(b"b", float(int(messages[0][2]) + 500_000))]
+        behind = [(b"20000", b"%d" % next_one, b"20000") for next_one in (2, 3, 4)]
+        assert [message[3:] for message in messages] == behind
+        assert await redis.zrange(PERMITS, 0, 0, withscores=True) == [(b"b", float(int(messages[0][2]) + 20_000_000))]
 
 
 async def test_p3_the_next_one_elsewhere_is_told_when_to_look(redis: Client) -> None:
@@ -198,8 +199,8 @@ async def test_p3_the_next_one_elsewhere_is_told_when_to_look(redis: Client) -> 
         await waits(redis, b"c", OTHER, weight=2)
         await release(redis, b"a")
         grant, note = await told()
-        assert (grant[0], grant[4:]) == (b"1", (b"0", b"500"))
-        assert (note[0], note[1], note[3]) == (b"2", b"0", b"500")
+        assert (grant[0], grant[4:]) == (b"1", (b"0", b"20000"))
+        assert (note[0], note[1], note[3]) == (b"2", b"0", b"20000")
 
 
 @pytest.mark.parametrize("finder", ["acquire", "release", "renew", "resize"])
@@ -292,9 +293,9 @@ async def test_p3_another_heavy_first_one_is_watched_as_well(redis: Client) -> N
     async with inbox(redis, ALIVE, OTHER) as told:
         await granted(redis, b"a", weight=2, limit=4)
         await granted(redis, b"b", limit=4)
-        await redis.zadd(QUEUE, {ticket_member(DEAD, 1, 500, b"dead", 3): 1})
-        await redis.zadd(QUEUE, {ticket_member(ALIVE, 2, 500, b"heavy", 3): 2})
-        await redis.zadd(QUEUE, {ticket_member(OTHER, 3, 500, b"light", 1): 3})
+        await redis.zadd(QUEUE, {ticket_member(DEAD, 1, 20_000, b"dead", 3): 1})
+        await redis.zadd(QUEUE, {ticket_member(ALIVE, 2, 20_000, b"heavy", 3): 2})
+        await redis.zadd(QUEUE, {ticket_member(OTHER, 3, 20_000, b"light", 1): 3})
         await release(redis, b"b")
         assert [message[:2] for message in await told()] == [(b"2", b"0"), (b"3", b"-1")]
 
