@@ -201,22 +201,23 @@ async def test_a_busy_call_is_skipped(sync: Coordinator, timeout: float | None) 
 async def test_only_a_busy_lock_is_a_reason_to_skip(sync: Coordinator, redis: Redis) -> None:
     """The timeout of another lock inside the function comes out; so does one that means that Redis did not answer."""
 
-    async with sync.lock(NAME):
-        pass  # so that connecting is not part of what the timeout measures
-
-    @synchronized(sync, NAME, timeout=1, on_busy="skip")
-    async def report() -> bool:
+    async def within() -> bool:
         async with sync.lock("inner").hold(timeout=0):
             return True
 
+    report = synchronized(sync, NAME, timeout=60, on_busy="skip")(within)
     assert await report()
     async with sync.lock("inner"):
         with pytest.raises(AcquireTimeout) as caught:
             await report()
         assert caught.value.name == "inner"
-    await redis.execute_command("CLIENT", "PAUSE", 1500, "WRITE")  # type: ignore[no-untyped-call]  # sentinels go on
-    with pytest.raises(AcquireTimeout, match="Redis has not answered yet") as caught:
-        await report()
+    admin: Any = redis
+    await admin.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")  # sentinels go on
+    try:
+        with pytest.raises(AcquireTimeout, match="Redis has not answered yet") as caught:
+            await synchronized(sync, NAME, timeout=0.2, on_busy="skip")(within)()
+    finally:
+        await admin.execute_command("CLIENT", "UNPAUSE")
     assert not caught.value.answered
 
 
