@@ -244,7 +244,7 @@ async def test_a_request_without_a_lease_is_withdrawn(
 async def test_a_server_that_is_gone_withdraws_a_request_and_loses_a_lease(told: Told) -> None:
     with EmbeddedServer(port=0) as server:
         address = f"127.0.0.1:{server.port}"
-        async with server.client() as client, Coordinator(client, retry_for=0.3, response_timeout=0.3) as sync:
+        async with server.client() as client, Coordinator(client, retry_for=2, response_timeout=2) as sync:
             lease = await sync.lock("held", ttl=1).acquire()
             server.kill()
             with pytest.raises(Unreachable):

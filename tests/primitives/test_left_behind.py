@@ -31,7 +31,7 @@ async def test_p5_a_release_under_way_when_the_client_is_closed(
 ) -> None:
     """It goes on, although nothing else is held that would be given back."""
     client: Any = make_client()
-    sync = Coordinator(client)
+    sync = Coordinator(client, exit_timeout=15)
     lease = await AsyncLock(sync, NAME, engine=engine).acquire()
     admin: Any = redis
     if paused:
