@@ -215,7 +215,7 @@ async def test_decorators_and_holds_adopt_and_release(lock: AsyncRobustLock, red
     await work()
     assert is_of(found[0], first)
     assert found[1] is None
-    async with lock.hold(timeout=1, ttl=5) as lease:
+    async with lock.hold(timeout=15, ttl=5) as lease:
         await lease.record({"a": 1})
     assert not await redis.exists(RECORD)
 
@@ -326,8 +326,8 @@ async def test_recording_renews(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await redis.pexpire(NAME, 5000)
     await lease.record({"a": 1})
-    assert await redis.pttl(NAME) > 29_000
-    assert lease.remaining() > 29
+    assert await redis.pttl(NAME) > 20_000
+    assert lease.remaining() > 20
     assert await redis.pttl(RECORD) > 7 * 86_400_000
     assert await redis.pttl(KEYS.fence) > 3_500_000
 
@@ -358,9 +358,8 @@ async def test_the_time_between_two_looks_at_the_clock_renews_nothing(
     await lease.release()
 
 
-@pytest.mark.timing
 async def test_renewals_keep_the_record(sync: Coordinator, redis: Redis) -> None:
-    lease = await AsyncRobustLock(sync, NAME, ttl=0.3).acquire()
+    lease = await AsyncRobustLock(sync, NAME, ttl=3).acquire()
     await redis.pexpire(RECORD, 60_000)
 
     async def refreshed() -> bool:

@@ -270,7 +270,7 @@ async def test_an_upgrade_never_shortens_the_lease(rw: AsyncReadWriteLock, redis
     server = await redis.time()
     over = await redis.zscore(PERMITS, mine.token)
     assert over is not None
-    assert over / 1e6 - (server[0] + server[1] / 1e6) > mine.remaining() - 0.05 > 29
+    assert over / 1e6 - (server[0] + server[1] / 1e6) > mine.remaining() - 0.05 > 20
     await mine.release()
 
 
@@ -326,16 +326,15 @@ async def test_p6_an_upgrade_ends_with_the_max_hold_of_the_reader(sync: Coordina
     await check_free(rw)
 
 
-@pytest.mark.timing
 async def test_p6_a_reader_that_is_lost_waits_no_longer_to_write(sync: Coordinator, redis: Redis) -> None:
     """Its permit is gone, so it is told so, and does not write."""
-    rw = AsyncReadWriteLock(sync, NAME, ttl=0.5)
+    rw = AsyncReadWriteLock(sync, NAME, ttl=2)
     mine, theirs = await rw.read().acquire(), await rw.read().acquire()
     upgrading = asyncio.create_task(rw.upgrade(mine).__aenter__())
     await queued(rw, 1)
     await redis.flushall()
     with pytest.raises(LeaseLost):
-        await asyncio.wait_for(upgrading, 5)
+        await asyncio.wait_for(upgrading, 15)
     for lease in (mine, theirs):
         with pytest.raises(LeaseLost):
             await lease.release()
@@ -406,10 +405,9 @@ async def test_downgrade(rw: AsyncReadWriteLock, share: bool) -> None:
     await check_free(rw)
 
 
-@pytest.mark.timing
 async def test_loss_of_an_upgraded_lease(rw: AsyncReadWriteLock, redis: Redis) -> None:
     """P6: reader and writer are one permit: when it is gone, both are, and the bodies are cancelled."""
-    rw = AsyncReadWriteLock(rw.read()._source, NAME, ttl=0.2)
+    rw = AsyncReadWriteLock(rw.read()._source, NAME, ttl=3)
 
     async def body() -> None:
         async with rw.read() as reader, rw.upgrade(reader):

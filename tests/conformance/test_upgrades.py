@@ -47,7 +47,7 @@ async def other(redis: Redis) -> AsyncIterator[AsyncReadWriteLock]:
 async def reads_again(rw: AsyncReadWriteLock, other: AsyncReadWriteLock, reader: Lease) -> None:
     """It is a reader, here and on the server."""
     reader.check()
-    beside = await other.read().acquire(timeout=2)
+    beside = await other.read().acquire(timeout=15)
     found = await rw.statistics()
     assert (found.writer, found.readers) == (None, 2)
     await beside.release()
@@ -308,15 +308,14 @@ async def test_it_reads_again_after_an_outage(share: bool) -> None:
 # -- one deadline ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timing
 async def test_p6_the_writer_is_cut_short(sync: Coordinator, share: bool) -> None:
     """The reader is renewed by the new deadline, not by the one it had."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=3, share=share)
     reader = await rw.read().acquire()
     async with rw.upgrade(reader) as writer:
-        await writer.extend(0.3)
-        assert reader.remaining() <= 0.3
-    await wait_until(lambda: reader.remaining() > 0.3, FAST, timeout=5)
+        await writer.extend(1.5)
+        assert reader.remaining() <= 1.5
+    await wait_until(lambda: reader.remaining() > 1.5, FAST, timeout=15)
     await reader.release()
 
 
@@ -335,14 +334,13 @@ async def test_p6_the_reader_is_cut_short(sync: Coordinator, other: AsyncReadWri
     await (await other.write().acquire(timeout=5)).release()
 
 
-@pytest.mark.timing
 async def test_p6_the_reader_is_extended(sync: Coordinator) -> None:
-    rw = AsyncReadWriteLock(sync, NAME, ttl=0.3, auto_renew=False)
+    rw = AsyncReadWriteLock(sync, NAME, ttl=5, auto_renew=False)
     reader = await rw.read().acquire()
     async with rw.upgrade(reader) as writer:
         await reader.extend(30)
-        assert writer.remaining() > 29
-    assert reader.remaining() > 29
+        assert writer.remaining() > 20
+    assert reader.remaining() > 20
     await reader.release()
 
 
