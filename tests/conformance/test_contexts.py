@@ -381,7 +381,7 @@ async def test_wrong_identity_changes_nothing(
 async def test_same_identity_same_lease(kind: Kind, lock: Exclusive, make_client: MakeClient) -> None:
     """The same grant again: same fence, from this process or another, and one release ends it."""
     first = await lock.acquire(identity="worker-7")
-    again = await lock.acquire(identity="worker-7", timeout=1)
+    again = await lock.acquire(identity="worker-7", timeout=15)
     async with Coordinator(make_client()) as other:
         theirs = await kind.make(other, NAME).try_acquire(identity="worker-7")
         assert theirs is not None

@@ -47,7 +47,7 @@ async def test_p1_one_lease_over_all(lock: AsyncMultiLock, names: tuple[str, ...
         for name in names:
             assert await AsyncLock(other, name).try_acquire() is None
         lease.check()
-        assert 29 < lease.remaining() <= 30
+        assert 20 < lease.remaining() <= 30
         assert await lock.locked()
     assert await all_free(lock)
     for name in names:
@@ -263,7 +263,7 @@ async def test_one_object_shared_by_many_tasks(lock: AsyncMultiLock) -> None:
 async def test_extended_as_a_whole(lock: AsyncMultiLock, redis: Redis, names: tuple[str, ...]) -> None:
     async with lock.hold(ttl=5) as lease:
         await lease.extend(60)
-        assert 59 < lease.remaining() <= 60
+        assert 50 < lease.remaining() <= 60
         for name in names:
             assert 55_000 < await redis.pttl(name) <= 60_000
 

@@ -127,7 +127,7 @@ async def test_the_same_identity_is_the_same_permit(sync: Coordinator, other: Co
     first = await sem.acquire(2, identity="worker-7")
     for one in (sem, theirs):
         for weight in (1, 2, 3):
-            again = await one.acquire(weight, identity="worker-7", timeout=1)
+            again = await one.acquire(weight, identity="worker-7", timeout=15)
             assert (again.token, again.identity, again.fence) == ("worker-7", "worker-7", first.fence)
             assert again.weight == first.weight == 2
     assert (await sem.statistics()).held == 2
@@ -355,7 +355,7 @@ async def test_names_do_not_touch_each_other(sync: Coordinator, redis: Redis) ->
     locks = [AsyncLock(sync, "x"), AsyncLock(sync, "{x}")]
     sems = [AsyncSemaphore(sync, "x", limit=1), AsyncSemaphore(sync, "{x}", limit=1)]
     everything: list[Exclusive] = [*locks, *sems]
-    leases = [await one.acquire(timeout=1) for one in everything]
+    leases = [await one.acquire(timeout=15) for one in everything]
     waiting = [asyncio.create_task(one.acquire()) for one in everything]
     for one in everything:
         await wait_until(waits(one), FAST, timeout=5)

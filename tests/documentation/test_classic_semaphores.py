@@ -193,9 +193,9 @@ async def test_p1_p2_clocks_that_are_10_seconds_apart(redis: Redis, make_client:
         inside.add(who)
         assert len(inside) <= 2, inside
         await lease.extend(TIMEOUT)
-        assert TIMEOUT - 1 < lease.remaining() <= TIMEOUT
+        assert TIMEOUT - 4 < lease.remaining() <= TIMEOUT
         holders = {one.identity: one.remaining for one in (await watch.statistics()).holders}
-        assert TIMEOUT - 1 < holders[who] <= TIMEOUT
+        assert TIMEOUT - 4 < holders[who] <= TIMEOUT
         await may_leave.wait()
         inside.remove(who)
         await lease.release()

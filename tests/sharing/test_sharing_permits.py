@@ -227,7 +227,7 @@ async def test_a_limit_that_is_changed_by_less_than_a_weight(sync: Coordinator) 
         if limit == 5:
             assert await sem.try_acquire(3) is None
         else:
-            await (await sem.acquire(3, timeout=2)).release()
+            await (await sem.acquire(3, timeout=15)).release()
     await first.release()
 
 

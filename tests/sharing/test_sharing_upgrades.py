@@ -62,7 +62,7 @@ async def test_an_upgrade_that_ends_early_reads_on(sync: Coordinator, timeout: f
     with pytest.raises(AcquireTimeout):
         async with rw.upgrade(mine, timeout=timeout):
             raise AssertionError
-    later = await rw.read().acquire(timeout=2)
+    later = await rw.read().acquire(timeout=15)
     for lease in (mine, beside, later):
         lease.check()
         await lease.release()
