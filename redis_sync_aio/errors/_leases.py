@@ -101,7 +101,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         lock, if that is no lock.
         """
         failed = f"{name!r} did not have {weight} of its permits free" if weight else f"{name!r} is taken"
-        advice = ", and this call does not wait: let it wait for some time, or go on without it"
+        advice = ", and this call does not wait: give it time to wait, or try again later"
         why = advice if data is None else f": {data}"
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
 

@@ -133,7 +133,7 @@ async def test_weights_that_are_not_free_together(sync: Coordinator) -> None:
 
 async def test_advice_for_a_call_that_does_not_wait_fits_every_primitive(sync: Coordinator) -> None:
     """Elections and idempotent functions have no `try_acquire`, and the latter no ``timeout``."""
-    advice = "is taken, and this call does not wait: let it wait for some time, or go on without it"
+    advice = "is taken, and this call does not wait: give it time to wait, or try again later"
 
     async def run() -> None: ...
 
