@@ -90,7 +90,7 @@ async def test_run_holds_the_lock_of_the_tenant(mine: Coordinator, sync: Coordin
         async with mine.lock("job", ttl=3600):
             busy = await ran("run", "--timeout", "0", *job)
             assert (busy.returncode, busy.stdout) == (1, ""), busy.stderr
-            assert "'job' is taken" in busy.stderr
+            assert "'job' is held by others" in busy.stderr
 
 
 @pytest.mark.ci
