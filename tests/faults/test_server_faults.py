@@ -118,16 +118,15 @@ async def test_script_flush_at_any_moment(mode: str) -> None:
     async with served(mode, poll_cap=60) as s:
         flush = s.admin.script_flush
         fence = 0
-        for by_itself in (True, False, False, False, True):  # renewed by the timer as well, which takes 1.5 seconds
+        for _ in range(5):
             await flush()
-            lease = await s.lock(ttl=4.5).acquire()
+            lease = await s.lock(ttl=3).acquire()
             await flush()
             waiting = asyncio.create_task(s.lock().acquire())
             await s.queued()
             await flush()
-            if by_itself:
-                await renewed(lease)
-                await flush()
+            await renewed(lease)
+            await flush()
             await lease.extend(30)
             await flush()
             await lease.release()
