@@ -17,7 +17,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.inspecting import seen
-from ..support.programs import command, terminal
+from ..support.programs import command, command_process, terminal
 from ..support.tenants import CREDENTIALS, PREFIX, TENANT
 
 REFUSED = 77
@@ -81,11 +81,13 @@ async def test_release_ends_the_lease_of_the_tenant_and_wakes_the_next(
 
 
 @pytest.mark.ci
-async def test_run_holds_the_lock_of_the_tenant(mine: Coordinator, sync: Coordinator, ran: Callable[..., Any]) -> None:
+async def test_run_holds_the_lock_of_the_tenant(
+    mine: Coordinator, sync: Coordinator, server: EmbeddedServer, ran: Callable[..., Any]
+) -> None:
     """Its program runs while another holds the same name without the prefix, and not while the tenant holds it."""
     job = ("job", "--", sys.executable, "-c", "print('it ran')")
     async with sync.lock("job"):
-        done = await ran("run", *job)
+        done = await asyncio.to_thread(command_process, "run", "--prefix", PREFIX, "--url", server.url, *job, **USER)
         assert (done.returncode, done.stdout) == (0, "it ran\n"), done.stderr
         async with mine.lock("job", ttl=3600):
             busy = await ran("run", "--timeout", "0", *job)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+from redis.asyncio import Redis
 
 from redis_sync_aio.cli._app import EXITS
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.pairwise import first_of
-from ..support.programs import COMMAND, PATIENCE, command, environment, terminal
+from ..support.programs import COMMAND, PATIENCE, command, command_process, environment, terminal
 
 ESCAPE = "\x1b["
 COMMANDS = sorted(EXITS)
@@ -25,12 +27,39 @@ def python(script: str, *words: str, **more: str) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize("words", first_of([], *([name] for name in COMMANDS)))
 def test_help_fits_into_80_columns_has_no_colours_in_a_pipe_and_names_exit_codes(words: list[str]) -> None:
-    done = command(*words, "--help")
+    done = command_process(*words, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert ESCAPE not in done.stdout
     assert not words or "Exit codes:" in done.stdout
     assert not words or "130 ended by Ctrl-C" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls"],
+        ["show", "x", "--json"],
+        ["release", "x", "--yes"],
+        ["release", "never", "--yes"],
+        ["top"],
+        ["watch", "a*\\"],
+        ["run", "-n", "x", "--", "echo", "ran"],
+        ["doctor", "--tls-insecure"],
+        ["bench", "--tasks", "0"],
+    ],
+    ids=" ".join,
+)
+async def test_a_process_says_what_the_command_says_in_this_process(
+    server: EmbeddedServer, redis: Redis, words: list[str]
+) -> None:
+    """So most tests call commands in this process: exit code, output and messages are those of a program."""
+    said = []
+    for run in (command, command_process):
+        await redis.set("x", "token", px=3_600_000)
+        done = run(*words, REDIS_URL=server.url)
+        said.append((done.returncode, re.sub(r"\d[\d.]*", "N", done.stdout), re.sub(r"\d[\d.]*", "N", done.stderr)))
+    assert said[0] == said[1]
 
 
 def test_help_in_a_terminal_is_coloured_unless_that_is_declined() -> None:
@@ -84,12 +113,12 @@ def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
 def test_both_ways_to_start_it_show_the_same() -> None:
     script = "import sys; from redis_sync_aio.cli import main; sys.argv[0] = '/usr/bin/redis-sync-aio'; main()"
     done = python(script, "--help")
-    assert done.stdout == command("--help").stdout
+    assert done.stdout == command_process("--help").stdout
 
 
 @pytest.mark.ci
 def test_a_shell_gets_its_completions() -> None:
-    found = command(_REDIS_SYNC_AIO_COMPLETE="complete_bash", COMP_WORDS="redis-sync-aio do", COMP_CWORD="1")
+    found = command_process(_REDIS_SYNC_AIO_COMPLETE="complete_bash", COMP_WORDS="redis-sync-aio do", COMP_CWORD="1")
     assert found.stdout.split() == ["doctor"]
 
 

@@ -19,7 +19,16 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.embedded import alive, eventually
 from ..support.pairwise import first_of
-from ..support.programs import COMMAND, PATIENCE, command, environment, program_in_terminal, terminal, unread
+from ..support.programs import (
+    COMMAND,
+    PATIENCE,
+    command,
+    command_process,
+    environment,
+    program_in_terminal,
+    terminal,
+    unread,
+)
 
 pytestmark = pytest.mark.usefixtures("redis")
 SOON = Backoff(initial=0.01, cap=0.05)
@@ -84,7 +93,7 @@ def reads(process: subprocess.Popen[str], word: str) -> int:
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
 def test_it_exits_as_the_program_does(server: EmbeddedServer, script: str, code: int) -> None:
-    done = command("run", NAME, "--", "/bin/sh", "-c", script, REDIS_URL=server.url)
+    done = command_process("run", NAME, "--", "/bin/sh", "-c", script, REDIS_URL=server.url)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
@@ -178,7 +187,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
 async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator) -> None:
     semaphore = sync.semaphore(NAME, limit=3, ttl=TTL)
     async with semaphore.hold(2):
-        assert command("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
+        assert command_process("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
         heavy = ["--limit", "3", "--weight", "2"]
         assert command("run", "-n", *heavy, NAME, "--", "true", REDIS_URL=server.url).returncode == 1
         other = command("run", "-n", "--limit", "4", NAME, "--", "true", REDIS_URL=server.url)
@@ -188,7 +197,7 @@ async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator)
 
 async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
     async with sync.read_write_lock(NAME, ttl=TTL).read().hold():
-        assert command("run", "-n", "--shared", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
+        assert command_process("run", "-n", "--shared", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
         assert command("run", "-n", "--exclusive", NAME, "--", "true", REDIS_URL=server.url).returncode == 1
 
 
