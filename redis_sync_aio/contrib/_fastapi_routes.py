@@ -62,7 +62,7 @@ def describe_answers(app: FastAPI, kind: type) -> None:
         schema = generate()
         for route in _routes(app):
             if any(isinstance(dependant.call, kind) for dependant in _all(route.dependant)):
-                _describe(schema["paths"].get(route.path_format, {}), route.methods)
+                _describe(schema["paths"].get(route.path_format, {}), route.methods or ())  # a websocket has none
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -272,6 +272,9 @@ async def test_the_answers_are_described_for_routes_that_hold_something(make_app
     @router.get("/orders")
     async def read() -> None: ...
 
+    @router.websocket("/orders/{order_id}")
+    async def talk(websocket: WebSocket, lease: NowOrNever) -> None: ...
+
     app.include_router(router, prefix="/v1")
     app.include_router(APIRouter(dependencies=[hold_permit("x", limit=1, timeout=0)]))
     for _ in range(2):
