@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha1
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 _CRLF = b"\r\n"
 _LINES = frozenset("+-:_#,(")
@@ -139,8 +139,7 @@ class Socket(asyncio.Protocol):
         self.lost.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none, and does the same
         self.lost.clear()
         self._owner.opened(self)
 

@@ -50,6 +50,24 @@ async def test_its_end_does_not_wait_for_a_handshake(upstream: str, tmp_path: Pa
         writer.close()
 
 
+def test_it_works_in_a_loop_of_uvloop(upstream: str) -> None:
+    """Its transports are no asyncio.Transport."""
+
+    async def use() -> None:
+        async with FaultProxy(upstream) as proxy, proxy.client() as client:
+            proxy.fragment = 3
+            assert await client.ping()
+            cut = proxy.on("ECHO", CUT_AFTER)
+            assert await client.echo("again") == b"again"  # redis-py has sent it twice
+            assert (cut.acted, proxy.commands["ECHO"]) == (1, 2)
+            await proxy.cut()
+            assert proxy.live == 0
+
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(use())
+
+
 class TestPassing:
     @pytest.mark.parametrize("protocol", [2, 3])
     @pytest.mark.parametrize("fragment", [0, 1, 7])
