@@ -135,7 +135,7 @@ def statistics_of(hub: CountedHub) -> CoordinatorStatistics:
 def _held(resource: Resource, grant: Grant, origins: Origins | None) -> HeldHere:
     owners = [grant, *(grant.group.shares if grant.group is not None else ())]
     tasks = [task for it in owners if it.acquirer is not None and (task := it.acquirer()) is not None]
-    kind = _kind(resource.keys, grant.weight)
+    kind = kind_of(resource.keys, grant.weight)
     remaining = grant.remaining()
     return HeldHere(
         resource.name,
@@ -157,10 +157,11 @@ def _waiting(resource: Resource, waiters: dict[Any, str]) -> Iterator[WaitingHer
         acquisition = begun.get(future)
         waited = None if acquisition is None or not acquisition.begun else now() - acquisition.begun
         weight = 0 if acquisition is None else acquisition.weight
-        yield WaitingHere(resource.name, _kind(resource.keys, weight), waited, waiters.get(future))
+        yield WaitingHere(resource.name, kind_of(resource.keys, weight), waited, waiters.get(future))
 
 
-def _kind(keys: Keys, weight: int) -> Kind:
+def kind_of(keys: Keys, weight: int) -> Kind:
+    """Return the kind of a name, or of the side of a read/write lock that has so much weight."""
     if not isinstance(keys, PermitKeys):
         return "robust" if keys.family == "robust" else "lock"
     if keys.kind != "rw":

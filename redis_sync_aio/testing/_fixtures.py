@@ -21,8 +21,7 @@ from redis.asyncio import ConnectionPool, Redis
 
 from ..coordinator import Coordinator
 from ..embedded import EmbeddedServer
-from ..instrumentation import Event, Requested, observe_all
-from ._idle import close_hubs, hubs_of, left_here
+from ._idle import close_hubs, hubs_of, left_in_hubs, left_in_pool
 
 Scope: TypeAlias = Literal["function", "class", "module", "package", "session"]
 CLOSE_TIMEOUT = 10.0
@@ -135,13 +134,10 @@ def client_fixture(request: Any, server: Server, options: Mapping[str, Any], cle
             _empty(admin, server.url, private, flush)
             if not private:
                 stack.callback(_clear, admin)
-        watched = Watched(server.url, options)
-        watching = stack.enter_context(ExitStack())
-        if strict := bool(request.config.getini("sync_fail_on_leak")):
-            watching.enter_context(observe_all(watched.observe))
+        strict = bool(request.config.getini("sync_fail_on_leak"))
+        watched = Watched(server.url, options, strict)
         yield watched.client
         watched.finish()
-        watching.close()
         if strict and watched.left:
             import pytest
 
@@ -172,19 +168,46 @@ class WatchedPool(ConnectionPool):
             self.watched.note()
         return await super().get_connection(*args, **kwargs)  # type: ignore[no-untyped-call]
 
+    def make_connection(self) -> Any:
+        """Return a new connection, for the pool or for a coordinator, which closes it at the end of the loop."""
+        if self.watched is not None:
+            self.watched.note()
+        return super().make_connection()  # type: ignore[no-untyped-call]
+
+
+class BeforeTheEnd(asyncio.Future[None]):
+    """A future that calls ``look`` when a task that awaits it is cancelled because its event loop ends.
+
+    At its end, a runner cancels all tasks before it runs the loop for the last time. So ``look`` still finds all that
+    they wait for and hold.
+    """
+
+    def __init__(self, look: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._look = look
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Look, unless a test cancels all tasks of its loop."""
+        if not self.get_loop().is_running():
+            self._look()
+        return super().cancel(msg)
+
 
 class Watched:
     """A client and all that uses it, in whichever event loops that is."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any], strict: bool) -> None:
         pool = WatchedPool.from_url(url, **options)
         pool.watched = self
+        self._strict = strict
         self.client: Redis = Redis.from_pool(pool)
         self.own: list[Coordinator] = []
         """The coordinators of fixtures, which may be open at the end."""
         self.left: list[str] = []
         """The locks and coordinators that were left when a loop ended, or the test."""
         self._ends: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+        self._watchers: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        """The tasks that await `BeforeTheEnd`, while nobody has looked."""
         self._ended: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def note(self) -> None:
@@ -194,11 +217,23 @@ class Watched:
             end = self._ends[loop] = self._at_loop_end(loop)
             with suppress(StopIteration):  # run to its first yield, which registers it with the loop
                 end.asend(None).send(None)
+            if self._strict:
+                self._watch(loop)
 
-    def observe(self, event: Event) -> None:
-        """Watch the loop that a request comes from."""
-        if isinstance(event, Requested):
-            self.note()
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        async def wait() -> None:
+            await BeforeTheEnd(lambda: self._look(loop), loop)
+
+        watcher: Any = asyncio.Task(wait(), loop=loop, name="redis_sync_aio testing waits for the end of the loop")
+        watcher._log_destroy_pending = False  # a test may close its loop, and cancel nothing
+        self._watchers[loop] = watcher
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note what is left in a loop, once."""
+        if (watcher := self._watchers.pop(loop, None)) is not None:
+            own = [coordinator._binding.started for coordinator in self.own]
+            self.left += left_in_hubs(self.client, *own, where=lambda hub: hub.loop is loop)
+            watcher.cancel()
 
     async def _at_loop_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
         try:
@@ -209,8 +244,8 @@ class Watched:
                 await self._close(loop)
 
     async def _close(self, loop: asyncio.AbstractEventLoop) -> None:
-        own = [coordinator._binding.started for coordinator in self.own]
-        self.left += left_here(self.client, *own, where=lambda hub: hub.loop is loop)
+        self._look(loop)
+        self.left += left_in_pool(self.client)
         await close_hubs(self.client, loop)
         await self.client.connection_pool.disconnect()
 

@@ -12,7 +12,7 @@ from .._acquire.binding import CoordinatorLike
 from .._acquire.closing import living
 from .._acquire.hub import Hub
 from .._acquire.implicit import client_of
-from .._acquire.statistics import statistics_of
+from .._acquire.statistics import kind_of, statistics_of
 from .._client.settings import Client
 from .._core.arguments import Seconds, seconds
 from .._core.backoff import wait_until
@@ -40,7 +40,9 @@ async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0
     own = None if client is source else cast("CoordinatorLike", client)._binding.started
 
     async def nothing() -> bool:
-        found = left_here(source, own)
+        for hub in hubs_of(source):
+            hub.give_back_resting()  # what no task holds, and the server still shows
+        found = left_in_hubs(source, own) + left_in_pool(source)
         for name in await inspect(source):
             holders = [f"{it.token!r}" for it in name.holders]
             found.append(f"at the server: {name.kind} {name.name!r}, held by {holders}, {name.waiters} waiting")
@@ -67,8 +69,8 @@ def open_(hub: Hub) -> bool:
     return hub.why_closed is None or (task is not None and not task.done())
 
 
-def left_here(client: Client, *own: Hub | None, where: Callable[[Hub], bool] = lambda _: True) -> list[str]:
-    """Return what is left in this process, a sentence each; coordinators that are ``own`` may be open.
+def left_in_hubs(client: Client, *own: Hub | None, where: Callable[[Hub], bool] = lambda _: True) -> list[str]:
+    """Return what is left of locks in this process, a sentence each; coordinators that are ``own`` may be open.
 
     ``where``: which hubs to look at.
     """
@@ -78,15 +80,20 @@ def left_here(client: Client, *own: Hub | None, where: Callable[[Hub], bool] = l
             left += _left_in(hub)
             if hub not in own and hub.closing.on_close is None:  # else it is implicit, and closes itself
                 left.append(f"{hub!r} was not closed")
-    if isinstance(client, Redis):
-        pool: Any = client.connection_pool
-        if used := len(pool._in_use_connections):
-            left.append(f"{used} connections of the client's pool were not given back (a pubsub or pipeline?)")
     return left
 
 
+def left_in_pool(client: Client) -> list[str]:
+    """Return a sentence about connections of the client's pool that were not given back, if there are any."""
+    if not isinstance(client, Redis):
+        return []
+    pool: Any = client.connection_pool
+    # A client of a single connection keeps that.
+    used = sum(one is not client.connection for one in pool._in_use_connections)
+    return [f"{used} connections of the client's pool were not given back (a pubsub or pipeline?)"] if used else []
+
+
 def _left_in(hub: Hub) -> Iterator[str]:
-    hub.give_back_resting()
     held = [grant for resource in hub.resources.values() for grant in resource.held() if grant.state is HELD]
     known = {grant.token: grant.fence for grant in held}
     found = statistics_of(hub)
@@ -98,6 +105,24 @@ def _left_in(hub: Hub) -> Iterator[str]:
     for waiter in found.waiting:
         by = f"task {waiter.task!r}" if waiter.task else "a task"
         yield f"{waiter.kind} {waiter.name!r} is waited for by {by}"
+    yield from _cancelled_waits(hub)
+
+
+def _cancelled_waits(hub: Hub) -> Iterator[str]:
+    """Yield a sentence for each wait whose task was cancelled and has not run since.
+
+    The end of a loop cancels one task after the other. So a look meanwhile finds some of them cancelled.
+    """
+    awaited = {getattr(task, "_fut_waiter", None): task.get_name() for task in asyncio.all_tasks(hub.loop)}
+    for resource in hub.resources.values():
+        sharing: Any = resource.sharing
+        waits: list[tuple[Any, int]] = [(it.taker, it.weight) for it in resource.acquisitions.values()]
+        for cohort in () if sharing is None else sharing.all.values():
+            waits += [(future, request.weight) for future, request, _ in cohort.line]
+        for future, weight in waits:
+            if isinstance(future, asyncio.Future) and future.cancelled() and future in awaited:
+                kind = kind_of(resource.keys, weight)
+                yield f"{kind} {resource.name!r} is waited for by task {awaited[future]!r}"
 
 
 async def close_hubs(client: Client, loop: asyncio.AbstractEventLoop) -> None:

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncRedlock, AsyncRobustLock, Coordinator, Lease, LeaseLost, NotHeld, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
 from redis_sync_aio.testing import IndependentServers, assert_idle, freeze_renewals, lose, steal
 
@@ -228,3 +229,18 @@ async def test_a_client_is_idle_when_nothing_is_left(redis: Redis, sync: Coordin
     await assert_idle(sync, within=60)
     await sync.close()
     await assert_idle(redis, within=60)
+
+
+async def test_a_client_of_a_single_connection_can_be_idle(server: EmbeddedServer, redis: Redis) -> None:
+    """It keeps its connection, which is no leak; another one that is not given back is."""
+    async with server.client(single_connection_client=True) as client:
+        await client.ping()
+        await assert_idle(client, within=0)
+        subscription = client.pubsub()
+        await subscription.subscribe("channel")
+        with pytest.raises(AssertionError, match="1 connections of the client's pool"):
+            await assert_idle(client, within=0)
+        await subscription.aclose()  # type: ignore[no-untyped-call]
+        async with AsyncLock(client, "mine"):
+            pass
+        await assert_idle(client, within=60)

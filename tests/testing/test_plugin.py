@@ -227,6 +227,79 @@ async def test_a_waiting_task(sync_coordinator):
 """
 
 
+BEFORE_THE_END = """
+import asyncio
+
+import pytest
+from redis_sync_aio import Coordinator
+{marks}
+kept = []
+
+async def test_tasks(sync_coordinator):
+    lock = sync_coordinator.lock("sync")
+    asked = asyncio.Event()
+
+    async def hold():
+        async with lock:
+            asked.set()
+            await asyncio.Event().wait()
+
+    kept.append(asyncio.create_task(hold(), name="holder"))
+    await asked.wait()
+    shared = sync_coordinator.lock("sync", share=True)
+    kept.extend(asyncio.create_task(lock.acquire(), name=f"waiter {{number}}") for number in range(4))
+    kept.extend(asyncio.create_task(shared.acquire(), name=f"sharing {{number}}") for number in range(4))
+    while len(sync_coordinator.statistics().waiting) < 8:
+        await asyncio.sleep(0)
+
+async def test_a_coordinator_that_only_asks(sync_client):
+    kept.append(Coordinator(sync_client))
+    assert not await kept[-1].lock("sync").locked()
+
+async def test_all_tasks_are_cancelled_by_the_test_itself(sync_coordinator):
+    await sync_coordinator.lock("sync").locked()
+    waiting = asyncio.create_task(asyncio.Event().wait())
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {{asyncio.current_task()}}:
+        if task is waiting or task.get_name().startswith("redis_sync_aio testing"):
+            task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+async def test_a_fixture_ends_its_own_tasks(sync_coordinator, worker):
+    while not (await sync_coordinator.lock("worker").statistics()).waiters:
+        pass
+
+@{fixture}
+async def worker(sync_coordinator):
+    async with sync_coordinator.lock("worker"):
+        waiting = asyncio.create_task(sync_coordinator.lock("worker").acquire())
+        yield
+        waiting.cancel()
+        await asyncio.wait([waiting])
+"""
+RUNNERS = {
+    "asyncio, a loop for each test": (
+        asyncio_options("auto", "function"),
+        ("import pytest_asyncio", "pytest_asyncio.fixture"),
+    ),
+    "asyncio, one loop": (asyncio_options("auto", "session"), ("import pytest_asyncio", "pytest_asyncio.fixture")),
+    "anyio": (("-p", "anyio.pytest_plugin"), (ANYIO, "pytest.fixture")),
+}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_the_end_of_the_loop_would_hide_is_told(tmp_path: Path, runner: str) -> None:
+    """The runner cancels the tasks that a test left, and closes its coordinators, before any fixture can look."""
+    options, (marks, fixture) = RUNNERS[runner]
+    tests = BEFORE_THE_END.format(marks=marks, fixture=fixture)
+    result = run(tmp_path, *options, "-o", "sync_fail_on_leak=true", test_it=tests)
+    names = [f"{kind} {number}" for kind in ("waiter", "sharing") for number in range(4)]
+    said = ["test_tasks: lock 'sync' is held by task 'holder'; ", *(f"waited for by task {name!r}" for name in names)]
+    check(result, "4 passed, 2 errors", *said, "test_a_coordinator_that_only_asks: <Coordinator of", code=1)
+    assert result[1].count("waited for by") == len(names), result[1]
+
+
 @pytest.mark.parametrize("scope", ["function", pytest.param("session", marks=HEAVY)])
 def test_a_test_that_leaks_fails_if_that_is_wanted(tmp_path: Path, scope: str) -> None:
     """The failure lists all that is left. Without the option the plugin clears it away."""
