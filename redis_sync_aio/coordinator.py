@@ -77,7 +77,6 @@ class Coordinator:
         observe: A function, or several, to call with each event; see `redis_sync_aio.instrumentation`.
         pattern_of: A function that returns the pattern of a name for `Event.pattern`. None, or a result of None: the
             part before the first ":", and ":*".
-        origins: Remember the line that acquired each lease, for `statistics`. Costs a few microseconds each.
 
     Raises:
         TypeError: The client is not an asyncio Redis client, or an argument has the wrong type.
@@ -108,7 +107,6 @@ class Coordinator:
         response_timeout: Seconds | None = None,
         observe: Observer | Iterable[Observer] | None = None,
         pattern_of: PatternOf | None = None,
-        origins: bool = False,
     ) -> None:
         self._binding = Binding(
             hub_options(
@@ -125,7 +123,6 @@ class Coordinator:
                 response_timeout=response_timeout,
                 observe=observe,
                 pattern_of=pattern_of,
-                origins=origins,
             )
         )
 
@@ -238,8 +235,6 @@ class Coordinator:
         engine: Engine = "auto",
         share: bool = False,
         linger: Seconds = 0.0,
-        polled_every: Seconds | None = None,
-        min_hold: Seconds = 0.0,
         max_waiting: int | None = None,
     ) -> AsyncLock:
         """Return a lock: one holder at a time, in the order of the requests.
@@ -256,8 +251,6 @@ class Coordinator:
             engine=engine,
             share=share,
             linger=linger,
-            polled_every=polled_every,
-            min_hold=min_hold,
             max_waiting=max_waiting,
         )
 

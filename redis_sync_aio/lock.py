@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, overload
 
 from ._acquire.binding import CoordinatorLike
-from ._acquire.request import Request
 from ._client.settings import Client
-from ._core.arguments import Name, Seconds, is_async, one_of, positive_seconds, seconds, timeout_seconds, ttl_ms
+from ._core.arguments import Name, Seconds, is_async, one_of, timeout_seconds, ttl_ms
 from ._core.keys import Engine, lock_keys
 from ._core.name_templates import check_template, names_from, without_fields
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import OnLost
-from ._leases.kept_grant import KeptGrant
 from ._leases.lease import Lease
 from ._primitives.lock_base import LockStatistics, PlainLock
 from ._primitives.options import LeaseOptions
@@ -33,14 +30,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def gap_ms(polled_every: Seconds) -> int:
-    """Return the milliseconds for which a key is left free, so that a client with that polling interval finds it."""
-    every = positive_seconds(polled_every, "polled_every")
-    if not 0.001 <= every <= 1:
-        raise ValueError(f"polled_every must be 0.001 to 1 second, not {every:g}")
-    return math.ceil(every * 1500)
 
 
 class AsyncLock(PlainLock):
@@ -88,17 +77,9 @@ class AsyncLock(PlainLock):
         linger: How long the process keeps a shared lease that none of its tasks uses, so that the next ``acquire``
             costs no command: seconds or timedelta. 0 (default): not at all. The lease goes back immediately when
             another process asks for it. `release` does not wait for that.
-        min_hold: How long the lock stays taken after an acquisition, even if it is released sooner: seconds or
-            timedelta, at most the ttl. 0 (default): not longer than it is held. Use it for a job that may be over
-            before another machine with a slower clock begins it. `release` does not wait for this time; the next waiter
-            does. After a crash the ttl counts. Not with ``share`` or an identity.
         max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) raises
             QueueFull and leaves nothing behind. None (default): any number. The server counts in the step that would
             queue the request, and includes requests whose process died unnoticed. Not with ``share``.
-        polled_every: How often clients of other libraries try to take the key: 0.001 to 1 second (redis-py's Lock: its
-            ``sleep``, 0.1). A contended lock is handed from waiter to waiter, so such a client would never find the key
-            free. With this argument, a lock that was handed over for 1.5 seconds stays free once, for 1.5 times
-            ``polled_every``. None (default): never. Not with ``share``.
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -128,41 +109,14 @@ class AsyncLock(PlainLock):
         engine: Engine = "auto",
         share: bool = False,
         linger: Seconds = 0.0,
-        polled_every: Seconds | None = None,
-        min_hold: Seconds = 0.0,
         max_waiting: int | None = None,
     ) -> None:
-        self._min_hold = seconds(min_hold, "min_hold")
-        if self._min_hold:
-            if share:
-                raise ValueError("min_hold cannot be combined with share=True: leave one of them out")
-            self._grant_type = KeptGrant
-        if polled_every is not None:
-            if share:
-                raise ValueError("polled_every cannot be combined with share=True: leave one of them out")
-            self._leave_open = self._release_args = (gap_ms(polled_every),)
         super().__init__(
             client,
             name,
             lock_keys,
             LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting),
         )
-
-    def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
-        request = super()._new_request(ttl, identity, timeout, weight)
-        if self._min_hold:
-            if identity is not None:
-                raise ValueError(
-                    "min_hold cannot be combined with an identity, under which any process may release: leave one of "
-                    "them out"
-                )
-            if request.ttl_ms and request.ttl_ms < self._min_hold * 1000:
-                raise ValueError(
-                    f"min_hold ({self._min_hold:g} s) must not exceed the ttl ({request.ttl_ms / 1000:g} s): a holder "
-                    "that crashes has the lock no longer than that"
-                )
-            request.min_hold = self._min_hold
-        return request
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
         """Take up a lease that [`Lease.detach`][redis_sync_aio.Lease.detach] let go of, in this or any other process.

@@ -44,7 +44,6 @@ from .link_events import LinkEvents
 from .options import HubOptions
 from .queued import QueuedTickets
 from .resource import ContentionListener, Resource
-from .statistics import Origins
 
 if TYPE_CHECKING:
     from .._core.observers import Observers
@@ -62,7 +61,6 @@ class Hub:
         self.options = options
         self.client = options.client
         self.claim_ms = options.claim_ms
-        self.origins = Origins() if options.origins else None
         self.burst, self.slice = options.burst, options.slice
         self.retry_for = options.retry_for
         self.poll_cap, self.poll = options.poll_cap, options.poll

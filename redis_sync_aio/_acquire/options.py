@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 from .._client.retry import RETRY_FOR
 from .._client.settings import Client, RedisClient, response_timeout_of
 from .._client.valkey_py import accepted
-from .._core.arguments import Seconds, count, one_of, positive_seconds, require_bool, ttl_ms
+from .._core.arguments import Seconds, count, one_of, positive_seconds, ttl_ms
 from .._core.attached import Attached, Observer, PatternOf
 from .._core.backoff import Backoff
 from .._core.display import shown
@@ -37,7 +37,6 @@ class CoordinatorOptions(TypedDict, total=False):
     response_timeout: Seconds | None
     observe: Observer | Iterable[Observer] | None
     pattern_of: PatternOf | None
-    origins: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,6 @@ class HubOptions:
     asked_response_timeout: float | None
     """The response timeout if it was an argument; None if it is a setting of the client."""
     observers: tuple[Attached, ...]
-    origins: bool
-    """Whether to remember where leases were acquired."""
 
 
 def hub_options(
@@ -77,7 +74,6 @@ def hub_options(
     response_timeout: Seconds | None = None,
     observe: Observer | Iterable[Observer] | None = None,
     pattern_of: PatternOf | None = None,
-    origins: bool = False,
 ) -> HubOptions:
     """Check the arguments of a coordinator; the defaults are those of implicit coordinators.
 
@@ -107,7 +103,6 @@ def hub_options(
         answered_within,
         None if response_timeout is None else answered_within,
         _attached(observe, pattern_of),
-        require_bool(origins, "origins"),
     )
 
 

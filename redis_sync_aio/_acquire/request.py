@@ -38,7 +38,6 @@ class Request:
     token: bytes | None = None  # the caller's own, or the reader's that upgrades; not to be shared as an identity is
     wait: bool = True
     timeout: float | None = None
-    min_hold: float = 0.0  # seconds that a lock lasts at least, however early it is released
     weight: int = 0  # the weight of permits; 0 for a lock
     limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
     whose_limit: bytes = b""  # which limit counts if the server knows another: see include/permit_choose_limit.lua
@@ -46,7 +45,6 @@ class Request:
     shared: bool = False  # whether tasks of this process may hold it one after the other, behind one ticket
     grant_type: type[Grant] = Grant
     linger: float = 0.0  # seconds for which a shared lease is kept without a task
-    release_args: tuple[Argument, ...] = ()  # the trailing arguments of its release, unless there is a record
     max_waiting: int | None = None  # behind so many others it waits at most; None: any number
     look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
     label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, Protocol, TypeAlias
 
 from .._core.clock import now
 from .._core.keys import Keys, PermitKeys
@@ -17,9 +15,6 @@ from .acquisition import Acquisition
 from .resource import Resource
 
 Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read", "write", "event", "latch", "barrier"]
-
-G = TypeVar("G", bound="Grant | None")
-PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +31,6 @@ class HeldHere:
         held_for: Seconds since the grant, when this was asked for.
         remaining: Seconds for which it is certainly held unless it is renewed. None: it has no end.
         task: The name of the task that acquired it. None: the task has ended, or an identity or another lease owns it.
-        origin: The place that acquired it, "FILE:LINE in FUNCTION". Only with ``Coordinator(origins=True)``, and not
-            for leases that tasks share.
     """
 
     name: str
@@ -49,7 +42,6 @@ class HeldHere:
     held_for: float
     remaining: float | None
     task: str | None
-    origin: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,40 +74,11 @@ class CoordinatorStatistics:
     waiting: tuple[WaitingHere, ...] = ()
 
 
-class Origins:
-    """The places in the code where leases were acquired."""
-
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Grant, str] = WeakKeyDictionary()
-
-    async def note(self, granting: Callable[[], Awaitable[G]]) -> G:
-        """Await the grant that ``granting`` asks for, and remember the caller outside this package."""
-        origin = _caller()
-        grant = await granting()
-        if grant is not None and origin is not None:
-            self._known[grant] = origin
-        return grant
-
-    def of(self, grant: Grant) -> str | None:
-        """Return where a grant was acquired, if that is known."""
-        return self._known.get(grant)
-
-
-def _caller() -> str | None:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE):
-        frame = frame.f_back
-    if frame.f_globals.get("__name__", "").startswith(("asyncio", PACKAGE)):
-        return None  # the outermost frame of the task is in this package
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
 class CountedHub(Protocol):
     """The hub, as its statistics know it."""
 
     loop: asyncio.AbstractEventLoop
     resources: dict[bytes, Resource]
-    origins: Origins | None
 
 
 def statistics_of(hub: CountedHub) -> CoordinatorStatistics:
@@ -127,12 +90,12 @@ def statistics_of(hub: CountedHub) -> CoordinatorStatistics:
     }
     held, waiting = list[HeldHere](), list[WaitingHere]()
     for resource in sorted(hub.resources.values(), key=lambda it: it.name):
-        held += [_held(resource, grant, hub.origins) for grant in resource.held()]
+        held += [_held(resource, grant) for grant in resource.held()]
         waiting += _waiting(resource, waiters)
     return CoordinatorStatistics(tuple(held), tuple(waiting))
 
 
-def _held(resource: Resource, grant: Grant, origins: Origins | None) -> HeldHere:
+def _held(resource: Resource, grant: Grant) -> HeldHere:
     owners = [grant, *(grant.group.shares if grant.group is not None else ())]
     tasks = [task for it in owners if it.acquirer is not None and (task := it.acquirer()) is not None]
     kind = kind_of(resource.keys, grant.weight)
@@ -147,7 +110,6 @@ def _held(resource: Resource, grant: Grant, origins: Origins | None) -> HeldHere
         now() - grant.since,
         None if remaining == float("inf") else remaining,
         tasks[0].get_name() if tasks else None,
-        None if origins is None else origins.of(grant),
     )
 
 

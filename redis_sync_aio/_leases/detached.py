@@ -29,8 +29,8 @@ async def detach(grant: Grant, ttl_ms: int | None) -> str:
     if not plain or grant.identity is not None or not movable:
         raise ValueError(
             f"the lease on {grant.name!r} cannot be detached: that is for plain leases of a lock or a semaphore, not "
-            "for those with an identity (acquire it by the same identity instead), with share=True or min_hold, or of "
-            "primitives that are made of several"
+            "for those with an identity (acquire it by the same identity instead), with share=True, or of primitives "
+            "that are made of several"
         )
     assert isinstance(manager, GrantManager)
     grant.check()

@@ -318,7 +318,7 @@ class Grant:
 
     def release_args(self) -> tuple[Argument, ...]:
         """Return the trailing arguments of its release."""
-        return self._terms.release_args
+        return ()
 
     def give_back(self) -> None:
         """Start the release unless it has begun; do not wait for it."""

@@ -248,7 +248,7 @@ class Lease:
 
         Works for leases of an [`AsyncLock`][redis_sync_aio.AsyncLock.attach] or an
         [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore.attach]. Does not work with an identity, which needs no token,
-        or with ``share=True`` or ``min_hold``.
+        or with ``share=True``.
 
         Args:
             ttl: How long the detached lease lasts: seconds or timedelta from now. None: the ttl of the lease.

@@ -10,13 +10,11 @@ from .._client.resp import Argument
 from .._core.clock import now
 from .._core.keys import Keys
 from .._engine.commands import Commands, Delivery
-from .._engine.replies import read_renew
 from .._scripts.constants import WRITER_WEIGHT, Released
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .grant import Grant
 from .in_flight_counter import InFlightCounter
-from .kept_grant import KeptGrant
 from .terms import LeaseState
 
 
@@ -47,12 +45,9 @@ class Releases:
         time, pending, undoes = now(), lease.replayed, lease.reusable
         told = Delivery(time, min(lease.deadline, time + self._retry_for), self._answered)
         keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
-        if isinstance(lease, KeptGrant) and (kept_ms := lease.kept_ms()):
-            call = self._end_later(lease, kept_ms)
-        else:
-            call = self._commands().release(
-                keys, token, told, about=lease, pending=pending, release_args=release_args, undoes=undoes
-            )
+        call = self._commands().release(
+            keys, token, told, about=lease, pending=pending, release_args=release_args, undoes=undoes
+        )
         # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
         self.in_flight.started(call)
         self._forget(lease)
@@ -61,19 +56,6 @@ class Releases:
             self._keep(permit)  # from now on it is renewed itself
         if (here := lease.same_identity) is not None:
             here.release_sent(lease.wire_token, 0 if permit is lease else WRITER_WEIGHT)
-
-    def _end_later(self, lease: Grant, ms: int) -> Call:
-        """Let ``lease`` end ``ms`` from now; the first waiter is notified of that, and nobody renews it."""
-
-        def answered(call: Call) -> None:
-            call.context = lease
-            if call.error is None:
-                call.reply = Released(read_renew(call.reply))  # which finds the same, by the same numbers
-            self._answered(call)
-
-        time = now()
-        told = Delivery(time, min(lease.deadline, time + self._retry_for), answered)
-        return self._commands().renew(lease.keys, lease.wire_token, told, ttl_ms=ms)
 
     def undo(
         self,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from .._client.resp import Argument
+from typing import Protocol
 
 
 class LeaseState(Enum):
@@ -33,15 +30,11 @@ class Terms(Protocol):
     @property
     def max_hold(self) -> float | None: ...
     @property
-    def min_hold(self) -> float: ...
-    @property
     def identity(self) -> bytes | None: ...
     @property
     def reusable(self) -> bool: ...
     @property
     def weight(self) -> int: ...
-    @property
-    def release_args(self) -> tuple[Argument, ...]: ...
 
 
 class IdentityReleases(Protocol):

@@ -68,7 +68,6 @@ class Primitive(LeaseContext[L]):
     _whose_limit = b""
     _label = b""
     """The beginning of its tokens."""
-    _leave_open: tuple[Argument, ...] = ()  # what the release of a lock says of clients that poll for it
     _release_args: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
     def __init__(
@@ -302,7 +301,6 @@ class Primitive(LeaseContext[L]):
             weight=weight,
             limit=self._limit,
             whose_limit=self._whose_limit,
-            release_args=self._leave_open,
             refused=refused,
             max_waiting=self._max_waiting,
             shared=self._share and identity is None and ms != FOREVER,
@@ -375,10 +373,7 @@ class Primitive(LeaseContext[L]):
 
     def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
         """Acquire for one task, which shares nothing."""
-        hub = self._hub
-        if hub is None or hub.origins is None:
-            return acquire(resource, request)
-        return hub.origins.note(partial(acquire, resource, request))
+        return acquire(resource, request)
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[L]:
         return self._hold_by(self.acquire if request is self._default else partial(self._acquire, request), on_lost)

@@ -35,9 +35,7 @@ class RobustGrant(Grant):
 
     def release_args(self) -> tuple[Argument, ...]:
         """Return the trailing arguments of its release: the writer of the record, and whether it must be kept."""
-        return (
-            super().release_args() if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
-        )
+        return () if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
 
 
 class RobustLease(Lease):

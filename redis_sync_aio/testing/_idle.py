@@ -100,8 +100,7 @@ def _left_in(hub: Hub) -> Iterator[str]:
     for one in found.held:
         if known.get(one.token) == one.fence:
             by = f"identity {one.identity!r}" if one.identity else "a task that has ended"
-            where = f", acquired at {one.origin}" if one.origin else ""
-            yield f"{one.kind} {one.name!r} is held by {f'task {one.task!r}' if one.task else by}{where}"
+            yield f"{one.kind} {one.name!r} is held by {f'task {one.task!r}' if one.task else by}"
     for waiter in found.waiting:
         by = f"task {waiter.task!r}" if waiter.task else "a task"
         yield f"{waiter.kind} {waiter.name!r} is waited for by {by}"

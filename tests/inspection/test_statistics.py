@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
@@ -17,7 +16,6 @@ from redis_sync_aio import (
     WrongContext,
     wait_until,
 )
-from tests.conftest import MakeClient
 from tests.support.body import FAST
 
 
@@ -44,7 +42,6 @@ async def test_leases_and_waiting_tasks_are_told_with_their_tasks(sync: Coordina
         assert it.remaining is not None
         assert 0 < it.remaining <= 30
         assert it.held_for >= 0
-        assert it.origin is None
         assert (found["slots"].identity, found["slots"].weight) == ("me", 2)
         assert found["endless"].remaining is None
         (waiter,) = sync.statistics().waiting
@@ -73,27 +70,6 @@ async def test_tasks_that_share_and_locks_made_of_locks(sync: Coordinator) -> No
         assert [it.name for it in sync.statistics().held if it.name in "abc"] == ["a", "b", "c"]
 
 
-async def test_the_line_that_acquired_a_lease_is_told_when_asked_for(redis: Redis, make_client: MakeClient) -> None:
-    """For every kind that is no share; not by default, since it costs."""
-    async with Coordinator(make_client(), origins=True) as sync:
-        both = AsyncReadWriteLock(sync, "both")
-        async with sync.lock("lock"), sync.semaphore("slots", limit=1), both.write(), AsyncRobustLock(sync, "robust"):
-            found = sync.statistics().held
-            assert len(found) == 4
-            for it in found:
-                assert it.origin is not None
-                assert it.origin.startswith(__file__)
-                assert it.origin.endswith("in test_the_line_that_acquired_a_lease_is_told_when_asked_for")
-        lock = sync.lock("cancelled")
-        async with lock:
-            waiting = asyncio.create_task(lock.acquire())
-            await wait_until(lambda: sync.statistics().waiting, FAST, timeout=20)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-        assert await redis.get("cancelled") is None
-
-
 async def test_it_belongs_to_its_event_loop(sync: Coordinator) -> None:
     """Another loop gets an error; a closed coordinator has nothing."""
     async with sync.lock("x"):
@@ -105,8 +81,3 @@ async def test_it_belongs_to_its_event_loop(sync: Coordinator) -> None:
             await asyncio.to_thread(asyncio.run, elsewhere())
     await sync.close()
     assert sync.statistics().held == ()
-
-
-def test_origins_is_a_bool() -> None:
-    with pytest.raises(TypeError, match="origins"):
-        Coordinator(Redis(), origins=1)  # type: ignore[arg-type]

@@ -355,23 +355,17 @@ async def busy(locks: Sequence[Any], begun: asyncio.Event, stop: asyncio.Event) 
     return entered
 
 
-BUSY: Mapping[str, Callable[[Redis, Redis, Coordinator, Coordinator], Sequence[Any]]] = {
-    "compat, one process": lambda a, b, sync, other: [a.lock(NAME, timeout=30, lock_class=Lock) for _ in "ab"],
-    "compat, two processes": lambda a, b, sync, other: [c.lock(NAME, timeout=30, lock_class=Lock) for c in (a, b)],
-    "lock": lambda a, b, sync, other: [AsyncLock(one, NAME, polled_every=0.1) for one in (sync, other)],
-    "lock-watch": lambda a, b, sync, other: [
-        AsyncLock(one, NAME, polled_every=0.1, engine="watch") for one in (sync, other)
-    ],
+BUSY: Mapping[str, Callable[[Redis, Redis], Sequence[Any]]] = {
+    "one process": lambda a, b: [a.lock(NAME, timeout=30, lock_class=Lock) for _ in "ab"],
+    "two processes": lambda a, b: [client.lock(NAME, timeout=30, lock_class=Lock) for client in (a, b)],
 }
 
 
 @pytest.mark.parametrize("locks", BUSY.values(), ids=BUSY)
-async def test_a_stock_lock_that_polls_gets_its_turn(
-    redis: Redis, make_client: MakeClient, sync: Coordinator, other: Coordinator, locks: Any
-) -> None:
+async def test_a_stock_lock_that_polls_gets_its_turn(redis: Redis, make_client: MakeClient, locks: Any) -> None:
     """Within two seconds, next to two busy tasks; they go on as soon as the key was free for long enough."""
     begun, stop = asyncio.Event(), asyncio.Event()
-    contest = asyncio.create_task(busy(locks(redis, make_client(), sync, other), begun, stop))
+    contest = asyncio.create_task(busy(locks(redis, make_client()), begun, stop))
     await asyncio.wait_for(begun.wait(), 5)
     poller = make_client().lock(NAME, timeout=30, sleep=0.1)
     turns: list[float] = []
@@ -407,31 +401,24 @@ async def test_a_lock_that_is_seldom_contended_is_handed_over_immediately(
 
 
 async def test_while_it_is_left_free_for_others_our_own_wait(
-    redis: Redis, sync: Coordinator, other: Coordinator
+    redis: Redis, sync: Coordinator, other: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P2: nobody of ours takes it out of order, and nobody sees a waiter that is none."""
-    locks = [AsyncLock(one, NAME, polled_every=1) for one in (sync, other)]
-    lease = await locks[0].acquire()
-    waiter = asyncio.create_task(locks[1].acquire())
-    await waiting(locks[0])
+    """P2: our tasks keep their order, and no waiter is counted twice."""
+    monkeypatch.setattr("redis_sync_aio.compat.GAP_MS", 1500)
+    lock, held = sync.lock(NAME), redis.lock(NAME, timeout=30, lock_class=Lock)
+    await held.acquire()
+    waiter = asyncio.create_task(other.lock(NAME).acquire())
+    await waiting(lock)
     await redis.zadd(f"{{{NAME}}}:polls", {"|0|0|": 1})
-    await lease.release()
+    await held.release()
     assert not await redis.exists(NAME)
-    assert await locks[0].try_acquire() is None
-    found = await locks[0].statistics()
+    assert await lock.try_acquire() is None
+    found = await lock.statistics()
     assert (found.locked, found.waiters, len(found.waiting)) == (False, 1, 1)
     async with Timed() as took:
         lease = await asyncio.wait_for(waiter, 5)
     assert took.seconds > 0.5
     await lease.release()
-
-
-async def test_polled_every_is_checked(sync: Coordinator) -> None:
-    with pytest.raises(ValueError, match="polled_every cannot be combined with share=True: leave one of them out"):
-        AsyncLock(sync, NAME, polled_every=0.1, share=True)
-    for wrong in (0, 2, -1):
-        with pytest.raises(ValueError, match="polled_every"):
-            AsyncLock(sync, NAME, polled_every=wrong)
 
 
 async def test_tasks_that_share_notice_that_what_their_process_holds_is_gone(redis: Redis, sync: Coordinator) -> None:

@@ -4,7 +4,7 @@
   nobody. The tests are in this module.
 - Run twice: a job of a millisecond runs on two machines, since the clock of one is late, and the lock is free again.
   `test_one_of_several_enters_and_the_mark_outlasts_the_lock`, `test_each_slot_runs_once_over_processes`,
-  `test_p1_d14_each_slot_runs_once_by_clocks_that_differ`, `test_it_stays_taken_after_the_release`.
+  `test_p1_d14_each_slot_runs_once_by_clocks_that_differ`.
 - Leaked slot: a permit is gone for good, since its holder was cancelled, or a stream was never closed.
   `test_p5_cancelled_at_every_suspension_point`, `test_a_stream_has_its_permit_to_its_end_also_when_the_client_goes`.
 - Gone client: a request whose HTTP client has gone waits on, and gets the lock for nobody.

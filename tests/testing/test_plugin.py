@@ -326,7 +326,7 @@ SCOPED = """
 from redis_sync_aio.testing import make_fixtures
 
 module_client, module_coordinator = make_fixtures("module", prefix="module", client={"decode_responses": True})
-sync_client, sync_coordinator = make_fixtures(coordinator={"origins": True}, clean=False)
+sync_client, sync_coordinator = make_fixtures(coordinator={"prefix": "own:"}, clean=False)
 """
 SCOPED_TESTS = """
 import pytest_asyncio
@@ -341,8 +341,8 @@ async def test_first(module_coordinator, module_client):
 async def test_second(module_coordinator, module_client, sync_coordinator):
     assert module_coordinator is first and sync_coordinator.client is not module_client
     assert await module_client.get("kept") == "yes"
-    async with sync_coordinator.lock("x"):
-        assert "test_second" in sync_coordinator.statistics().held[0].origin
+    async with sync_coordinator.lock("x") as lease:
+        assert await sync_coordinator.client.get("own:x") == lease.token.encode()
 """
 
 
