@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from .._client.resp import Argument
 from .._core.keys import Family, Keys, LockKeys, PermitKeys
-from .._scripts import Script, load
+from .._scripts import load
 from .._transport.call import Call
 from .._transport.executor import Executor
 from ..errors import CommandRefused
@@ -25,16 +25,23 @@ class Delivery:
     done: Callable[[Call], None]
 
 
+@dataclass(frozen=True, slots=True)
 class Scripts:
-    """The scripts of one family of names."""
+    """The names of the scripts of one family of names."""
 
-    __slots__ = ("acquire", "inspect", "release", "renew")
+    acquire: str
+    release: str
+    renew: str
+    inspect: str
 
-    def __init__(self, acquire: str, release: str, renew: str, inspect: str) -> None:
-        self.acquire = load(acquire)
-        self.release = load(release)
-        self.renew = load(renew)
-        self.inspect = load(inspect)
+
+_SCRIPTS: dict[Family, Scripts] = {
+    "lock": Scripts("lock/acquire", "lock/release", "lock/renew", "lock/inspect"),
+    "robust": Scripts("lock/acquire", "robust/release", "robust/renew", "lock/inspect"),
+    "permits": Scripts("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
+    "upgrade": Scripts("permits/upgrade", "permits/downgrade", "permits/renew", "permits/inspect"),
+    "barrier": Scripts("barrier/join", "permits/release", "permits/renew", "permits/inspect"),
+}
 
 
 class Commands:
@@ -42,25 +49,9 @@ class Commands:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._scripts: dict[Family, Scripts] = {
-            "lock": Scripts("lock/acquire", "lock/release", "lock/renew", "lock/inspect"),
-            "robust": Scripts("lock/acquire", "robust/release", "robust/renew", "lock/inspect"),
-            "permits": Scripts("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
-            "upgrade": Scripts("permits/upgrade", "permits/downgrade", "permits/renew", "permits/inspect"),
-        }
-        self._scripts["barrier"] = Scripts("barrier/join", "permits/release", "permits/renew", "permits/inspect")
-        self._attach: dict[Family, Script] = {"lock": load("lock/attach"), "permits": load("permits/attach")}
-        self._all = load("lock/acquire_all")
-        self._force = load("lock/force_release")
-        self._resize = load("permits/resize")
-        self._count_down = load("permits/count_down")
-        self._break = load("barrier/break")
-        self._adopt = load("robust/adopt")
-        self._record = load("robust/record")
-        self._gate = load("fence_gate/accept")
 
-    def _send(self, script: Script, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
-        call = Call(keys, script, words, delivery.sent, delivery.expires, delivery.done)
+    def _send(self, script: str, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+        call = Call(keys, load(script), words, delivery.sent, delivery.expires, delivery.done)
         self.executor.send(call)
         return call
 
@@ -81,7 +72,7 @@ class Commands:
         may be used again.
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
-        call = Call(keys, self._scripts[keys.family].acquire, words, delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load(_SCRIPTS[keys.family].acquire), words, delivery.sent, delivery.expires, delivery.done)
         self.executor.send(call)
         return call
 
@@ -96,14 +87,14 @@ class Commands:
     ) -> Call:
         """Request all of `joined_keys` together, each for the token of ``prefix`` and its number. Does not queue."""
         words = (ttl_ms, prefix, b" ".join(b"%d" % number for number in numbers))
-        return self._send(self._all, keys, words, delivery)
+        return self._send("lock/acquire_all", keys, words, delivery)
 
     def attach(
         self, keys: Keys, token: bytes, delivery: Delivery, *, ttl_ms: int, replaced: bytes, undoes: bool = False
     ) -> Call:
         """Let ``token`` hold what ``replaced`` holds, which was detached. ``undoes``: as `Call.undoes`."""
         words: tuple[Argument, ...] = (token, ttl_ms, replaced)
-        call = Call(keys, self._attach[keys.family], words, delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load(f"{keys.family}/attach"), words, delivery.sent, delivery.expires, delivery.done)
         call.undoes = undoes
         self.executor.send(call)
         return call
@@ -130,7 +121,7 @@ class Commands:
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if release_args or keys.release_args:
             words += release_args or keys.release_args
-        call = Call(keys, self._scripts[keys.family].release, words, delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load(_SCRIPTS[keys.family].release), words, delivery.sent, delivery.expires, delivery.done)
         call.context = about
         call.undoes = pending or undoes or ticket != b""
         self.executor.send(call)
@@ -154,7 +145,7 @@ class Commands:
         """
         size: tuple[Argument, ...] = (weight,) if isinstance(keys, PermitKeys) else ()
         words: tuple[Argument, ...] = (token, ttl_ms, *size, *more)
-        call = Call(keys, self._scripts[keys.family].renew, words, delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load(_SCRIPTS[keys.family].renew), words, delivery.sent, delivery.expires, delivery.done)
         call.refused = refused
         self.executor.send(call)
         return call
@@ -164,38 +155,38 @@ class Commands:
 
         ``words`` as in robust/adopt.lua, from the fence on.
         """
-        return self._send(self._adopt, keys, (token, *words), delivery)
+        return self._send("robust/adopt", keys, (token, *words), delivery)
 
     def record(self, keys: Keys, token: bytes, words: tuple[Argument, ...], delivery: Delivery) -> Call:
         """Record how far the work of ``token`` has come; ``words`` as in robust/record.lua, from the fence on."""
-        return self._send(self._record, keys, (token, *words), delivery)
+        return self._send("robust/record", keys, (token, *words), delivery)
 
     def gate(self, keys: Keys, fence: bytes, ttl_ms: int, delivery: Delivery) -> Call:
         """Accept a fence, unless a higher one was accepted before. With an empty fence only read the highest."""
-        return self._send(self._gate, keys, (fence, ttl_ms), delivery)
+        return self._send("fence_gate/accept", keys, (fence, ttl_ms), delivery)
 
     def force(self, keys: Keys, delivery: Delivery) -> Call:
         """Take the lock away from its holder. Not repeated when its answer is lost."""
-        call = Call(keys, self._force, (), delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load("lock/force_release"), (), delivery.sent, delivery.expires, delivery.done)
         call.at_most_once = True
         self.executor.send(call)
         return call
 
     def inspect(self, keys: Keys, shown: int, delivery: Delivery) -> Call:
         """Read the state, with the first ``shown`` entries of each list."""
-        return self._send(self._scripts[keys.family].inspect, keys, (shown,), delivery)
+        return self._send(_SCRIPTS[keys.family].inspect, keys, (shown,), delivery)
 
     def resize(self, keys: Keys, limit: int, delivery: Delivery) -> Call:
         """Set the limit of permits."""
-        return self._send(self._resize, keys, (limit,), delivery)
+        return self._send("permits/resize", keys, (limit,), delivery)
 
     def count_down(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
         """Count a gate down, or close it; ``words`` as in permits/count_down.lua."""
-        return self._send(self._count_down, keys, words, delivery)
+        return self._send("permits/count_down", keys, words, delivery)
 
     def break_barrier(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
         """Break a barrier, or reset it; ``words`` as in barrier/break.lua."""
-        return self._send(self._break, keys, words, delivery)
+        return self._send("barrier/break", keys, words, delivery)
 
 
 Send: TypeAlias = Callable[[Commands, Delivery], Call]

@@ -101,9 +101,9 @@ _VALUES = {
 }
 for _codes in (Look, Outcome, Released, Renewed):
     _VALUES |= {f"{_codes.__name__}.{code.name}": str(code.value) for code in _codes}
-_NAME = re.compile(rf"\b(?:{'|'.join(map(re.escape, _VALUES))})\b")
+_NAME = re.compile(r"[A-Z]\w*(?:\.[A-Z]\w*)?")  # no `\b`: that takes twice as long, and no script mixes cases
 
 
 def put_in(text: str) -> str:
     """Return the text of a script with the values of these constants in place of their names."""
-    return _NAME.sub(lambda match: _VALUES[match[0]], text)
+    return _NAME.sub(lambda match: _VALUES.get(match[0], match[0]), text)
