@@ -13,7 +13,7 @@ from .scenarios.permits import PERMITS
 
 OURS, SHARED, LINGERING = "ours", "ours-shared", "ours-lingering"
 SLICE_MS = 5
-"""The default slice of a `Coordinator`, in milliseconds."""
+"""The longest time that a process hands a grant on while another one waits, in milliseconds."""
 RARE = 0.005
 
 

@@ -22,8 +22,7 @@ from ._client.owned import owned_client, refuse_client_options
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, RedisClient, address_of
 from ._core.arguments import Name, Seconds, seconds
-from ._core.attached import Observer, PatternOf
-from ._core.backoff import Backoff
+from ._core.attached import Observer
 from ._core.keys import Engine
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import OnLost
@@ -59,24 +58,14 @@ class Coordinator:
         claim: How long a lock that is handed to a waiter is granted at first, 0.01 to ten years. Its first renewal,
             after a sixth of that, extends it to the full ttl. This limits what a stopped waiter costs the others: less
             than 5 seconds by default. An event loop that stalls for longer right after a hand-over loses the lease.
-        burst: How often tasks of this process hand a shared lease on while others wait at the server. 0: the order of
-            the server is strict, and nothing is shared.
-        slice: How long they hand it on while others wait, more than 0.
         retry_for: How long a command is repeated while Redis is out of reach, before Unreachable is raised. Default 10.
             The last attempt has at least 0.05 seconds.
-        poll_cap: How often, at least, one command looks at a name for which tasks wait, so that changes by other
-            clients (DEL, PEXPIRE, SET) are noticed. At most 300.
-        poll: The pauses of waiters that nobody wakes: those that poll, or wait for a client of another library.
-            Default: ``Backoff(initial=0.01, cap=0.1)``. They also look when the key should end, and when their timeout
-            is over.
         exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which
             then goes on in the background. `close` waits as long for each answer.
         response_timeout: How long an answer may take before the connection counts as dead. A silent connection is
             tested as often, so a black hole is noticed within twice this time and 0.25 seconds. Default:
             ``socket_timeout`` of the client, else 5 (transactions: no limit).
         observe: A function, or several, to call with each event; see `redis_sync_aio.instrumentation`.
-        pattern_of: A function that returns the pattern of a name for `Event.pattern`. None, or a result of None: the
-            part before the first ":", and ":*".
 
     Raises:
         TypeError: The client is not an asyncio Redis client, or an argument has the wrong type.
@@ -98,15 +87,10 @@ class Coordinator:
         prefix: str = "",
         push: Push = "auto",
         claim: Seconds = 4.5,
-        burst: int = 64,
-        slice: Seconds = 0.005,
         retry_for: Seconds = RETRY_FOR,
-        poll_cap: Seconds = 2.5,
-        poll: Backoff | None = None,
         exit_timeout: Seconds = 1.0,
         response_timeout: Seconds | None = None,
         observe: Observer | Iterable[Observer] | None = None,
-        pattern_of: PatternOf | None = None,
     ) -> None:
         self._binding = Binding(
             hub_options(
@@ -114,15 +98,10 @@ class Coordinator:
                 prefix=prefix,
                 push=push,
                 claim=claim,
-                burst=burst,
-                slice=slice,
                 retry_for=retry_for,
-                poll_cap=poll_cap,
-                poll=poll,
                 exit_timeout=exit_timeout,
                 response_timeout=response_timeout,
                 observe=observe,
-                pattern_of=pattern_of,
             )
         )
 

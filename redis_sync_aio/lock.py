@@ -71,9 +71,9 @@ class AsyncLock(PlainLock):
             each decision. "lua": always scripts; CommandRefused where they are not allowed. All of them work on the
             same lock at the same time.
         share: Tasks of this process hand the lease to each other without a command while no other process waits.
-            ``burst`` and ``slice`` of the `Coordinator` limit this as soon as one does. The order is then strict among
-            processes, and among the tasks of a process, but not over all tasks. Each task still gets a lease and a
-            fence of its own. Has no effect with an identity, ``ttl=None``, ``engine="watch"``, or without pushes.
+            As soon as one does, it is handed on at most 64 times, and for 5 milliseconds. The order is then strict
+            among processes, and among the tasks of a process, but not over all tasks. Each task still gets a lease and
+            a fence of its own. Has no effect with an identity, ``ttl=None``, ``engine="watch"``, or without pushes.
         linger: How long the process keeps a shared lease that none of its tasks uses, so that the next ``acquire``
             costs no command: seconds or timedelta. 0 (default): not at all. The lease goes back immediately when
             another process asks for it. `release` does not wait for that.

@@ -21,6 +21,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from .support import again
 from .support.balance import Books
 from .support.clusters import Nodes, cluster
+from .support.inside import tuned
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import sample
 from .support.spread import long_ones_first
@@ -148,14 +149,14 @@ async def redis(make_client: MakeClient) -> Redis:
 @pytest_asyncio.fixture
 async def sync(redis: Redis) -> AsyncIterator[Coordinator]:
     """A coordinator that the test may use and close."""
-    async with Coordinator(redis, poll_cap=SELDOM) as coordinator:
+    async with tuned(redis, poll_cap=SELDOM) as coordinator:
         yield coordinator
 
 
 @pytest_asyncio.fixture
 async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordinator]:
     """Another process, as far as the server can see: a coordinator with a client of its own."""
-    async with Coordinator(make_client(), poll_cap=SELDOM) as coordinator:
+    async with tuned(make_client(), poll_cap=SELDOM) as coordinator:
         yield coordinator
 
 

@@ -14,7 +14,7 @@ _OF_REDIS_PY = {
     "held; how long to wait is an argument of acquire() and hold()",
     "blocking_timeout": "how long to wait is an argument of acquire() and hold(): timeout=",
     "blocking": "use try_acquire() not to wait",
-    "sleep": "waiters are woken, they do not poll; Coordinator(client, poll=...) is for servers that do not push",
+    "sleep": "waiters are woken, they do not poll",
     "thread_local": "a lock may be shared by any tasks; each acquire() returns a lease of its own",
     "raise_on_release_error": "an error of the release is raised at the exit. To ignore that the lock was lost, put "
     "contextlib.suppress(LeaseLost) around the async with",

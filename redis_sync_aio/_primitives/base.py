@@ -364,7 +364,7 @@ class Primitive(LeaseContext[L]):
             resource.check_waits(request)
         if not request.shared:
             return self._acquire_alone(resource, request)
-        if not (resource.hub.pushes and resource.hub.burst):
+        if not resource.hub.pushes:
             return self._acquire_alone(resource, replace(request, shared=False))
         cohort = cohort_of(resource, request)
         if request is self._default:

@@ -58,7 +58,7 @@ class LockBase(Primitive[L]):
         """Take the lock away from its holder, give it to the next waiter, and return whether it was held.
 
         A holder that is alive notices at its next renewal and loses its lease (reason "taken" or "expired"). A process
-        that shares the lease among its tasks gets a notice, and stops handing it on within its ``slice``. Let the
+        that shares the lease among its tasks gets a notice, and stops handing it on within 5 milliseconds. Let the
         protected resource check the fence: until the holder notices, it goes on. The command is sent once and not
         retried.
 

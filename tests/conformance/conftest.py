@@ -25,6 +25,7 @@ from redis_sync_aio.types import Client
 from ..conftest import SELDOM, MakeClient
 from ..support.clusters import SLOTS, cluster
 from ..support.factories import KINDS, LOCK, SHARED, WATCHED, Kind
+from ..support.inside import tuned
 from ..support.options import OPTIONS
 from ..support.sentinels import GROUP, Group, sentinels
 
@@ -197,5 +198,5 @@ async def client(make_client: MakeClient, server: EmbeddedServer, way: str) -> A
 @pytest_asyncio.fixture
 async def sync(client: Client, way: str) -> AsyncIterator[Coordinator]:
     """A coordinator of that kind."""
-    async with Coordinator(client, poll_cap=SELDOM, **WAYS[way][1]) as coordinator:
+    async with tuned(client, poll_cap=SELDOM, **WAYS[way][1]) as coordinator:
         yield coordinator

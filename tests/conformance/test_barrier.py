@@ -18,6 +18,7 @@ from redis_sync_aio.inspection import inspect
 from redis_sync_aio.testing import assert_idle
 
 from ..support.body import FAST
+from ..support.inside import tuned
 from ..support.sweep import Outcome, sweep
 from ..support.timed import Timed, assert_within
 
@@ -309,7 +310,7 @@ async def test_a_server_that_lost_its_data_breaks_it() -> None:
 async def test_parties_wait_on_while_the_server_is_out_of_memory() -> None:
     """Keeping them alive needs no memory."""
     with EmbeddedServer(port=0) as server:
-        async with server.client() as redis, Coordinator(redis, poll_cap=0.05) as sync:
+        async with server.client() as redis, tuned(redis, poll_cap=0.05) as sync:
             barrier = AsyncBarrier(sync, NAME, 2)
             (task,) = await waiting(barrier, barrier.wait())
 

@@ -22,7 +22,7 @@ from redis_sync_aio import (
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from ..support.inside import Keys, lock_keys, permit_keys
+from ..support.inside import Keys, lock_keys, permit_keys, tuned
 from ..support.sweep import Outcome, sweep
 
 NAME = "queue"
@@ -194,7 +194,7 @@ async def test_a_request_whose_place_was_lost_gets_another_one(
     make_client: MakeClient, other: Coordinator, redis: Redis
 ) -> None:
     """Although as many wait by then as it would wait behind."""
-    async with Coordinator(make_client(), poll_cap=0.2) as sync:
+    async with tuned(make_client(), poll_cap=0.2) as sync:
         first, queue = Queue("lock", sync, redis, "auto"), Queue("lock", other, redis, "auto")
         holder = await queue.make().acquire()
         await first.add(max_waiting=1)

@@ -24,7 +24,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import SELDOM
 from ..support.body import FAST, waits
 from ..support.factories import KINDS, Kind
-from ..support.inside import cohorts_of, hub_of, link_events_of, now
+from ..support.inside import cohorts_of, hub_of, link_events_of, now, tuned
 from ..support.options import OPTIONS
 from ..support.proxy import FaultProxy
 from ..support.timed import Timed, assert_within
@@ -208,7 +208,7 @@ async def test_p5_b2_end_while_the_connection_is_down(
     async with (
         FaultProxy((server.host, server.port)) as proxy,
         Redis.from_url(proxy.url) as client,
-        Coordinator(client, poll_cap=0.02) as sync,
+        tuned(client, poll_cap=0.02) as sync,
     ):
         kept = await kind.make(sync, "kept").acquire()
         holder = await kind.make(other, NAME, ttl=600).acquire()
@@ -289,7 +289,7 @@ async def test_p3_c7_lost_wake_up_is_healed(
 ) -> None:
     """The grant never arrives. The waiter finds out when the holder's lease should have ended, or at the cap."""
     ttl, cap = (30.0, 0.15) if heal == "poll_cap" else (0.3, 10.0)
-    async with Coordinator(client, poll_cap=cap) as sync:
+    async with tuned(client, poll_cap=cap) as sync:
 
         async def heals() -> float:
             """Return for how much longer than promised that took."""
@@ -343,7 +343,7 @@ async def patient(redis: Redis) -> AsyncIterator[Coordinator]:
 
     After each new connection all waiters ask whether they are still in the queue.
     """
-    async with Coordinator(redis, poll_cap=SELDOM, retry_for=120, response_timeout=60) as coordinator:
+    async with tuned(redis, poll_cap=SELDOM, retry_for=120, response_timeout=60) as coordinator:
         yield coordinator
 
 

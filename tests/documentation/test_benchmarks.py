@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import page, profile, scenarios, sharing
+from benchmarks import page, profile, scenarios
 from benchmarks.contestants import BY_NAME
 from benchmarks.measure import (
     contest,
@@ -62,7 +62,6 @@ PICTURES = (
     "benchmarks-sharing",
     "local-sharing",
     "optimistic-or-pessimistic",
-    "sharing",
 )
 NO_TARGETS = {"s3work", "s3one", "lone", "s8s5b1", "s8s1b1"}  # where `ours` is not compared with others
 
@@ -147,18 +146,6 @@ def test_targets_of_sharing() -> None:
     outcomes, _ = run("s3work s3one", "ours", "ours-shared", "asyncio-lock")
     found = [(verdict.scenario, verdict.compared_with) for verdict in verdicts(outcomes)]
     assert found == [("s3work", "ours"), ("s3work", "ours"), ("s3one", "asyncio-lock")]
-
-
-@pytest.mark.ci
-def test_bursts_and_slices_have_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    sharing.main(rounds=1, seconds=0.1, bursts="64,256", slices="0.005", out=None)
-    title, _, head, _, strict, *tuned, _, second, _, _, _, again, _, _, _ = capsys.readouterr().out.splitlines()
-    assert [title, second] == [f"**{work}**" for work in sharing.WORKS]
-    assert head.count("fair/s") == head.count("p99 ms") == 1
-    assert strict.startswith("| 0 | strict | ")
-    assert again.startswith("| 0 | strict | ")
-    assert [line.split(" | ")[:2] for line in tuned] == [["| 64", "5"], ["| 256", "5"]]
-    assert "never" not in strict + again
 
 
 @pytest.mark.ci

@@ -24,7 +24,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
-from ..support.inside import Engine, LinkEvents, hub_of, link, load, lock_keys
+from ..support.inside import Engine, LinkEvents, hub_of, link, load, lock_keys, tuned
 from ..support.proxy import ERROR, Action, script
 from ..support.wired import Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -169,7 +169,7 @@ async def test_a_defect_in_what_takes_a_message_costs_nothing_but_the_message(
     redis: Redis, monkeypatch: pytest.MonkeyPatch, engine: Engine
 ) -> None:
     """With WATCH it may be delivered within a talk, which goes on: what it has written is written."""
-    async with Coordinator(redis, poll_cap=0.3) as sync:
+    async with tuned(redis, poll_cap=0.3) as sync:
         lock = AsyncLock(sync, "one", engine=engine)
         holder = await lock.acquire()
         waiting = asyncio.create_task(lock.acquire())

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from datetime import timedelta
 
 import pytest
-from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.factories import WATCHED_LOCK, Client
-from ..support.inside import Link, hub_of, hub_options
+from ..support.inside import Link, hub_of
 from ..support.proxy import CUT_BEFORE, HOLD, HOLD_REPLY, command
 from ..support.wired import SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -110,10 +108,3 @@ async def test_p12_eager_tasks(make_client: MakeClient) -> None:
                 pass
         finally:
             loop.set_task_factory(None)
-
-
-def test_p3_nobody_looks_less_often_than_the_queue_lasts() -> None:
-    """A queue is kept for ten minutes after the latest look."""
-    client = Redis()
-    assert hub_options(client, poll_cap=timedelta(hours=1)).poll_cap == 300
-    assert hub_options(client, poll_cap=20).poll_cap == 20

@@ -71,12 +71,7 @@ USES: Mapping[str, tuple[Use, Table]] = {
     ),
     "Coordinator(claim)": (lambda client, lock, bad: Coordinator(client, claim=bad), BAD_TTL),
     "Coordinator(retry_for)": (lambda client, lock, bad: Coordinator(client, retry_for=bad), BAD_PERIOD),
-    "Coordinator(poll_cap)": (lambda client, lock, bad: Coordinator(client, poll_cap=bad), BAD_PERIOD),
     "Coordinator(response_timeout)": (lambda client, lock, bad: Coordinator(client, response_timeout=bad), BAD_PERIOD),
-    "Coordinator(poll)": (
-        lambda client, lock, bad: Coordinator(client, poll=bad),
-        {"seconds": (0.1, TypeError), "list": ([0.1], TypeError)},
-    ),
     "synchronized(ttl)": (lambda client, lock, bad: _decorated(client, ttl=bad), BAD_TTL),
     "synchronized(timeout)": (lambda client, lock, bad: _decorated(client, timeout=bad), BAD_SECONDS),
     "synchronized(name)": (
@@ -270,7 +265,7 @@ async def test_e2_a_huge_timeout_is_as_good_as_none(redis: Redis, timeout: Any, 
                 pass
 
 
-@pytest.mark.parametrize("option", ["retry_for", "poll_cap", "response_timeout"])
+@pytest.mark.parametrize("option", ["retry_for", "response_timeout"])
 async def test_e2_huge_limits_of_a_coordinator_work(redis: Redis, option: str) -> None:
     options: dict[str, Any] = {option: 1.7e308}
     async with Coordinator(redis, **options) as sync, sync.lock("x") as lease, asyncio.timeout(5):

@@ -24,7 +24,7 @@ from redis_sync_aio.compat import Lock
 
 from ..conftest import MakeClient
 from ..support.compat import calls
-from ..support.inside import hub_of, permit_keys
+from ..support.inside import hub_of, permit_keys, tuned
 from ..support.timed import Timed
 
 pytestmark = pytest.mark.timing
@@ -88,7 +88,7 @@ async def test_the_next_waiter_hears_that_a_lease_was_made_shorter(
     kind: str, sync: Coordinator, make_client: MakeClient
 ) -> None:
     """P3: it has the lock when the shorter lease has ended, although it looks by itself only every five minutes."""
-    async with Coordinator(make_client(), poll_cap=NEVER) as other:
+    async with tuned(make_client(), poll_cap=NEVER) as other:
         holder = EXCLUSIVE["lock" if kind == "lock-shared" else kind]  # what is shared is always renewed
         lease: Lease = await holder(sync).acquire()
         waiter = asyncio.create_task(EXCLUSIVE[kind](other).acquire())
@@ -102,7 +102,7 @@ async def test_of_permits_the_next_hears_when_the_first_of_them_ends(
     sync: Coordinator, make_client: MakeClient
 ) -> None:
     """The first waiter needs both: it looks again after each of them has ended."""
-    async with Coordinator(make_client(), poll_cap=NEVER) as other:
+    async with tuned(make_client(), poll_cap=NEVER) as other:
         mine = AsyncSemaphore(sync, NAME, limit=2, auto_renew=False)
         one, two = await mine.acquire(), await mine.acquire()
         waiter = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(2))
@@ -119,7 +119,7 @@ async def test_a_stock_like_lock_that_is_made_shorter_wakes_its_waiters(
 ) -> None:
     holder = redis.lock(NAME, timeout=30, lock_class=Lock)
     await holder.acquire()
-    async with Coordinator(make_client(), poll_cap=NEVER) as other:
+    async with tuned(make_client(), poll_cap=NEVER) as other:
         waiter = asyncio.create_task(AsyncLock(other, NAME).acquire())
         await waiting(AsyncLock(other, NAME))
         if shorten == "reacquire":
@@ -229,7 +229,7 @@ async def test_waiters_wake_when_the_holder_beside_them_learns_of_its_loss(
     make: Make, redis: Redis, make_client: MakeClient
 ) -> None:
     """After FLUSHALL the holder learns of its loss by its renewal; all who wait in its process have their turn then."""
-    async with Coordinator(make_client(), poll_cap=NEVER) as sync:
+    async with tuned(make_client(), poll_cap=NEVER) as sync:
         lock = make(sync)
         lease: Lease = await lock.acquire(ttl=1.5)
 
@@ -253,7 +253,7 @@ async def test_one_look_finds_out_that_all_have_lost_their_places(
     redis: Redis, other: Coordinator, make_client: MakeClient, kind: str, engine: Any
 ) -> None:
     """The oldest ticket looks every half second; when it is told that it is new, all others ask again as well."""
-    async with Coordinator(make_client(), poll_cap=0.5) as sync:
+    async with tuned(make_client(), poll_cap=0.5) as sync:
         lock: Any = AsyncLock(sync, NAME, engine=engine)
         if kind == "semaphore":
             lock = AsyncSemaphore(sync, NAME, limit=1, engine=engine)
@@ -279,7 +279,7 @@ async def test_behind_a_foreign_holder_a_wait_looks_when_its_time_is_over(
     redis: Redis, make_client: MakeClient, share: bool, push: Any
 ) -> None:
     """The server said for how long the key lasts. The back-off alone would look a minute later."""
-    async with Coordinator(make_client(), poll=SELDOM, poll_cap=NEVER, push=push) as sync:
+    async with tuned(make_client(), poll=SELDOM, poll_cap=NEVER, push=push) as sync:
         await redis.set(NAME, "foreign", px=300)
         lease = await asyncio.wait_for(AsyncLock(sync, NAME, share=share).acquire(), SOON)
         await lease.release()
@@ -291,7 +291,7 @@ async def test_behind_a_foreign_holder_a_wait_ends_with_a_last_look(
     redis: Redis, make_client: MakeClient, share: bool, push: Any
 ) -> None:
     """The key goes in the middle of the wait, and nobody says so. What is free at its end is taken."""
-    async with Coordinator(make_client(), poll=SELDOM, poll_cap=NEVER, push=push) as sync:
+    async with tuned(make_client(), poll=SELDOM, poll_cap=NEVER, push=push) as sync:
         lock = AsyncLock(sync, NAME, share=share)
         await redis.set(NAME, "foreign", px=60_000)
         waiters = [asyncio.create_task(lock.acquire(timeout=1)) for _ in range(2)]
@@ -328,7 +328,7 @@ async def test_a_blocking_timeout_ends_with_a_last_look(
 
 async def test_a_wait_that_is_over_stays_over_after_its_last_look(redis: Redis, make_client: MakeClient) -> None:
     """The key is still there: AcquireTimeout, and nothing is left in the queue."""
-    async with Coordinator(make_client(), poll=SELDOM, poll_cap=NEVER) as sync:
+    async with tuned(make_client(), poll=SELDOM, poll_cap=NEVER) as sync:
         await redis.set(NAME, "foreign", px=60_000)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(AsyncLock(sync, NAME).acquire(timeout=0.1), SOON)

@@ -10,6 +10,8 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncSemaphore, Backoff, Coordinator, LimitMismatch, wait_until
 
+from ..support.inside import tuned
+
 NAME = "limited"
 FAST = Backoff(initial=0.001, cap=0.01)
 WAYS: dict[str, dict[str, Any]] = {"lua": {}, "watch": {"engine": "watch"}, "shared": {"share": True}}
@@ -46,7 +48,7 @@ async def test_a_limit_that_somebody_waits_for_does_not_give_way(
 ) -> None:
     """The permits are free, and belong to a waiter that polls and has not looked yet."""
     polls = Backoff(initial=0.4, cap=0.4, jitter=False)
-    async with Coordinator(redis, push="never", poll=polls) as polling:
+    async with tuned(redis, push="never", poll=polls) as polling:
         holder, waits = semaphore(sync, 1, way), semaphore(polling, 1, {})
         lease = await holder.acquire()
         waiter = asyncio.create_task(waits.acquire())

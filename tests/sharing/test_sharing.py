@@ -15,7 +15,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.gate import _times
-from ..support.inside import CONTENDED, FENCE_RANGE, hub_of, link_events_of, now
+from ..support.inside import CONTENDED, FENCE_RANGE, hub_of, link_events_of, now, tuned
 from ..support.proxy import DROP, HOLD_REPLY, FaultProxy, anything
 from ..support.sharing import (
     KEYS,
@@ -144,7 +144,7 @@ async def test_p1_p8_two_processes_in_turn(redis: Redis, sync: Coordinator, othe
 @pytest.mark.parametrize("burst", [1, 5])
 async def test_p2_at_most_burst_more(redis: Redis, other: Coordinator, burst: int) -> None:
     """P2: from the word that another process waits, ``burst`` grants at most, until it has its turn."""
-    async with Coordinator(redis, burst=burst, slice=60) as sync:
+    async with tuned(redis, burst=burst, slice=60) as sync:
         heard: list[int] = []
 
         async with busy(shared(sync), 4) as leases:
@@ -167,7 +167,7 @@ async def test_p2_not_after_slice(redis: Redis, make_client: MakeClient, share: 
     late = 0.0
     with _times(lambda: now() + late):
         async with (
-            Coordinator(redis, burst=10**6, slice=5) as sync,
+            tuned(redis, burst=10**6, slice=5) as sync,
             Coordinator(make_client(), claim=30) as other,  # its clock is ahead too
         ):
             lease = await shared(sync).acquire()
@@ -192,7 +192,7 @@ async def test_p2_not_after_slice(redis: Redis, make_client: MakeClient, share: 
 async def test_p1_p2_told_and_released(redis: Redis, other: Coordinator, order: str) -> None:
     """P1, P2: the word arrives before the release, right before it, or when the base is gone: it is harmless then."""
     kept: list[Callable[[], None]] = []
-    async with Coordinator(redis, burst=1, slice=60) as sync:
+    async with tuned(redis, burst=1, slice=60) as sync:
         lease = await shared(sync).acquire()
         base = process_grant_of(lease)
         mine = await waiters(shared(sync), sync, 2)
@@ -222,26 +222,6 @@ async def test_p1_p2_told_and_released(redis: Redis, other: Coordinator, order: 
             lease = await soon(mine[1])
             assert not process_grant_of(lease).contended
             await lease.release()
-
-
-async def test_p2_burst_0_is_the_order_of_the_server(redis: Redis, make_client: MakeClient) -> None:
-    """P2: nothing is shared then: all come in the order in which they arrived, whatever process they are of."""
-    async with Coordinator(redis, burst=0) as one, Coordinator(make_client(), burst=0) as two:
-        held = await shared(one).acquire()
-        assert type(held) is Lease
-        came: list[int] = []
-
-        async def enter(number: int) -> None:
-            async with shared((one, two)[number % 2]):
-                came.append(number)
-
-        tasks = []
-        for number in range(10):
-            tasks.append(asyncio.create_task(enter(number)))
-            await in_queue(redis, number + 1)
-        await held.release()
-        await asyncio.gather(*tasks)
-        assert came == [*range(10)]
 
 
 async def grants(coordinators: tuple[Coordinator, ...], tasks: tuple[int, ...], number: int) -> list[list[int]]:
@@ -296,7 +276,7 @@ async def test_p2_jain(redis: Redis, sync: Coordinator, other: Coordinator) -> N
 @pytest.mark.timing
 async def test_p3_the_word_is_lost_and_a_renewal_says_it(redis: Redis, other: Coordinator) -> None:
     """P3: nobody hears that others wait; the next renewal says so."""
-    async with Coordinator(redis, slice=60) as sync:
+    async with tuned(redis, slice=60) as sync:
         swallowed: list[object] = []
         on_wanted(sync, swallowed.append)
         lock = shared(sync, ttl=0.5)
@@ -318,7 +298,7 @@ async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, r
     async with (
         FaultProxy((server.host, server.port)) as proxy,
         Redis.from_url(proxy.url) as client,
-        Coordinator(client, slice=60) as sync,
+        tuned(client, slice=60) as sync,
         Coordinator(redis) as other,
     ):
         lease = await shared(sync, ttl=600).acquire()

@@ -28,7 +28,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.inside import LeaseState, ProcessGrant, TaskGrant, hub_of, process_grants
+from ..support.inside import LeaseState, ProcessGrant, TaskGrant, hub_of, process_grants, tuned
 from ..support.options import OPTIONS
 from ..support.sharing import (
     NAME,
@@ -50,7 +50,7 @@ NAMES = 10_000 * OPTIONS.scale
 @pytest_asyncio.fixture
 async def patient(redis: Redis) -> AsyncIterator[Coordinator]:
     """One whose turns do not end by time, however busy the machine is."""
-    async with Coordinator(redis, slice=60) as coordinator:
+    async with tuned(redis, slice=60) as coordinator:
         yield coordinator
 
 
@@ -316,14 +316,6 @@ WRONG: dict[str, tuple[Callable[[Redis], object], type[Exception]]] = {
     "linger None": (lambda redis: AsyncLock(redis, NAME, share=True, linger=None), TypeError),  # type: ignore[arg-type]
     "share 1": (lambda redis: AsyncLock(redis, NAME, share=1, linger=1), TypeError),  # type: ignore[arg-type]
     "share 0": (lambda redis: AsyncLock(redis, NAME, share=0, linger=1), TypeError),  # type: ignore[arg-type]
-    "burst < 0": (lambda redis: Coordinator(redis, burst=-1), ValueError),
-    "burst 1.5": (lambda redis: Coordinator(redis, burst=1.5), TypeError),  # type: ignore[arg-type]
-    "burst True": (lambda redis: Coordinator(redis, burst=True), TypeError),
-    "burst None": (lambda redis: Coordinator(redis, burst=None), TypeError),  # type: ignore[arg-type]
-    "slice 0": (lambda redis: Coordinator(redis, slice=0), ValueError),
-    "slice < 0": (lambda redis: Coordinator(redis, slice=-1), ValueError),
-    "slice without end": (lambda redis: Coordinator(redis, slice=float("inf")), ValueError),
-    "slice a word": (lambda redis: Coordinator(redis, slice="1"), TypeError),  # type: ignore[arg-type]
 }
 
 
@@ -341,7 +333,6 @@ NOT_SHARED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "identity": ({}, {}, {"identity": "me {}"}),
     "watch": ({}, {"engine": "watch"}, {}),
     "polling": ({"push": "never"}, {}, {}),
-    "burst=0": ({"burst": 0}, {}, {}),
 }
 
 

@@ -17,7 +17,7 @@ from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing import ClusterTopology
 
-from .inside import Cluster
+from .inside import Cluster, tuned
 
 SOON = Backoff(initial=0.01, cap=0.05)
 SLOTS = 16384
@@ -79,7 +79,7 @@ async def processes(nodes: Nodes, **options: object) -> AsyncIterator[tuple[Coor
     """Two, with a client each."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(nodes.client()) for _ in range(2)]
-        first, second = [await stack.enter_async_context(Coordinator(it, **options)) for it in clients]  # type: ignore[arg-type]
+        first, second = [await stack.enter_async_context(tuned(it, **options)) for it in clients]
         yield first, second
 
 

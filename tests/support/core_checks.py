@@ -18,7 +18,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, CommandRefused, Coordinato
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe
-from .inside import link_of
+from .inside import link_of, tuned
 from .mutants import Trial
 from .schedule import KINDS, run, sha
 from .schedule_locks import LOCK
@@ -44,7 +44,7 @@ class Sim:
         async with (
             self.gate.client() as self.client,
             self.gate.client() as client,
-            Coordinator(self.client, **options) as self.sync,
+            tuned(self.client, **options) as self.sync,
             Coordinator(client, response_timeout=1000) as self.other,
         ):
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from redis_sync_aio import Coordinator, Lease
 from redis_sync_aio._acquire import implicit, waits
@@ -193,6 +194,14 @@ __all__ = [
     "waits",
     "was_used",
 ]
+
+
+def tuned(client: Client, **options: Any) -> Coordinator:
+    """Return a coordinator that may have other constants than all have: poll_cap, poll, burst, slice (HubOptions)."""
+    own = {name: options.pop(name) for name in ("poll_cap", "poll", "burst", "slice") if name in options}
+    sync = Coordinator(client, **options)
+    sync._binding.options = replace(sync._binding.options, **own)
+    return sync
 
 
 def hub_of(source: Client | Coordinator) -> Hub:

@@ -19,7 +19,7 @@ from redis_sync_aio import (
 )
 
 from .gate import Command, Gate, Pipe
-from .inside import WRITER_WEIGHT, Engine, Hold, PermitKeys, Ticket, hub_of, lock_keys, permit_keys, was_used
+from .inside import WRITER_WEIGHT, Engine, Hold, PermitKeys, Ticket, hub_of, lock_keys, permit_keys, tuned, was_used
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 NAME = "s"
@@ -270,7 +270,7 @@ class Acquisitions(Schedule[Holder]):
 
     def begin(self) -> Sequence[Holder]:
         options: dict[str, Any] = {"claim": LEASE, "retry_for": 1e6, "response_timeout": 2 if self.faults else 1e6}
-        self.syncs = [Coordinator(self.gate.client(), push=push, **options) for push in self.random.choice(PUSHES)]
+        self.syncs = [tuned(self.gate.client(), push=push, **options) for push in self.random.choice(PUSHES)]
         return [self.holder(number) for number in range(self.random.randint(2, 6))]
 
     def holder(self, number: int) -> Holder:

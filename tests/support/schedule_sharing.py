@@ -10,7 +10,7 @@ from typing import Any, Literal
 from redis_sync_aio import AsyncLock, Coordinator, Lease
 
 from .gate import Command, Gate, Pipe
-from .inside import TaskGrant, Ticket, hub_of, link_of, was_used
+from .inside import TaskGrant, Ticket, hub_of, link_of, tuned, was_used
 from .schedule import KINDS, LEASE, Subject, sha
 from .schedule_locks import IDENTITIES, KEYS, NAME, WAYS, Acquisitions, Door, Holder, Lock
 
@@ -71,7 +71,7 @@ class Sharings(Acquisitions):
         options: dict[str, Any] = {"claim": LEASE, "retry_for": 1e6, "response_timeout": 2 if self.faults else 1e6}
         choice = self.random.choice
         self.syncs = [
-            Coordinator(self.gate.client(), push=push, burst=self.random.randint(1, 4), slice=choice(SLICES), **options)
+            tuned(self.gate.client(), push=push, burst=self.random.randint(1, 4), slice=choice(SLICES), **options)
             for push in choice(PUSHES)
         ]
         return [self.holder(number) for number in range(self.random.randint(3, 9))]

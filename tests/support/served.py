@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
+from .inside import tuned
 from .wired import MODES, RESPONSE_TIMEOUT, SOON
 
 NAME = "served"
@@ -84,7 +85,7 @@ async def served(
         server.client() as admin,
         server.client(**(timeouts | client_options | {"client_name": "ours"} | (client or {}))) as ours,
         Coordinator(admin) as other,
-        Coordinator(ours, **(limits | coordinator_options | options)) as sync,
+        tuned(ours, **(limits | coordinator_options | options)) as sync,
     ):
         yield Served(server, admin, ours, sync, other)
 
@@ -105,7 +106,7 @@ async def served_to(*rules: str, mode: str = "link", **options: Any) -> AsyncIte
         limits: dict[str, Any] = {"retry_for": 2}
         async with (
             s.server.client(username="someone", password="secret", **client_options) as client,
-            Coordinator(client, **(limits | coordinator_options | options)) as sync,
+            tuned(client, **(limits | coordinator_options | options)) as sync,
         ):
             yield Served(s.server, s.admin, client, sync, s.other)
 

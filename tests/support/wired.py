@@ -19,7 +19,7 @@ from redis_sync_aio import Backoff, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
-from .inside import load
+from .inside import load, tuned
 from .proxy import (
     FaultProxy,
     script,
@@ -130,7 +130,7 @@ async def wired(
         server.client() as direct,
         Redis(host=proxy.host, port=proxy.port, **(timeouts | client_options | (client or {}))) as faulty,
         Coordinator(direct) as other,
-        Coordinator(faulty, **(limits | coordinator_options | options)) as sync,
+        tuned(faulty, **(limits | coordinator_options | options)) as sync,
     ):
         for one in KNOWN:
             await direct.script_load(one.source.decode())

@@ -21,7 +21,7 @@ from redis_sync_aio.testing import IndependentServers
 
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
-from ..support.inside import now
+from ..support.inside import now, tuned
 from ..support.sentinels import GROUP, sentinels
 
 pytestmark = pytest.mark.timing
@@ -94,7 +94,7 @@ async def processes(place: Place, **options: Any) -> AsyncIterator[tuple[Coordin
     vault = Vault()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(place.client(it)) for it in (vault, Vault())]
-        first = await stack.enter_async_context(Coordinator(clients[0], **options))
+        first = await stack.enter_async_context(tuned(clients[0], **options))
         yield first, await stack.enter_async_context(Coordinator(clients[1])), vault
 
 

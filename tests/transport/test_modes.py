@@ -22,7 +22,7 @@ from ..support.body import FAST, waits
 from ..support.connecting import NAME, known, wire_of
 from ..support.connecting import client as client
 from ..support.connecting import source as source
-from ..support.inside import Call, lock_keys
+from ..support.inside import Call, lock_keys, tuned
 
 PUSHES: tuple[Push, ...] = ("always", "never")
 
@@ -110,7 +110,7 @@ async def test_clients_of_different_modes_share_a_lock(redis: Redis, make_client
     async with AsyncExitStack() as stack:
         locks: list[AsyncLock] = []
         for mode, push in product(modes, PUSHES):
-            coordinator = Coordinator(make_client(**mode), push=push, poll=FAST)
+            coordinator = tuned(make_client(**mode), push=push, poll=FAST)
             locks.append((await stack.enter_async_context(coordinator)).lock("x"))
         async with asyncio.timeout(2):
             await asyncio.gather(*map(work, locks))
@@ -165,7 +165,7 @@ async def test_c10_100_waiters_behind_a_small_pool_are_all_served(
     )
     count = 100
     seen: list[int] = []
-    async with Redis.from_pool(pool) as client, Coordinator(client, push=push, poll=FAST) as sync:
+    async with Redis.from_pool(pool) as client, tuned(client, push=push, poll=FAST) as sync:
         lock = sync.lock("x")
 
         async def once(number: int) -> int:
@@ -307,5 +307,5 @@ async def test_p11_locks_of_redis_py_and_ours_exclude_each_other(redis: Redis, p
             async with RedisLock(redis, "x", timeout=10, sleep=0.001):
                 await section("theirs")
 
-    async with Coordinator(redis, push=push, poll=FAST) as sync, asyncio.timeout(25):
+    async with tuned(redis, push=push, poll=FAST) as sync, asyncio.timeout(25):
         await asyncio.gather(ours(sync.lock("x")), theirs(), ours(sync.lock("x")), theirs())

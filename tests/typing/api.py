@@ -211,7 +211,7 @@ async def parties(sync: Coordinator, redis: Redis) -> None:
 
 async def coordinators(redis: Redis) -> None:
     """The object that a service makes at its start."""
-    async with Coordinator(redis, push="never", poll_cap=1.0) as sync:
+    async with Coordinator(redis, push="never", retry_for=1.0) as sync:
         assert_type(sync, Coordinator)
         assert_type(sync.lock("name", ttl=3), AsyncLock)
         assert_type(sync.semaphore("name", limit=3, share=True), AsyncSemaphore)
