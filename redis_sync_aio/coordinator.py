@@ -41,7 +41,7 @@ class Coordinator:
     """Runs the locks of one client in one event loop, over one connection to each server.
 
     A service creates one at its start, and closes it at its end. A coordinator that is dropped without `close` closes
-    its connection when it is collected, with a ResourceWarning.
+    its connections when it is collected, with a ResourceWarning.
 
     All times are seconds or timedelta.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 from .._client.owned import OwnedClient
@@ -38,24 +37,17 @@ class Binding:
             return hub
         if self.why_closed is not None:
             raise CoordinatorClosed.used(self.why_closed)
-        hub = self.started = Hub(self.options)
+        hub = self.started = Hub(self.options, self.owned)
         return hub
 
     async def close(self, drain: float) -> None:
         """Close the hub, as `Coordinator.close`; the first use is refused from now on if there was none."""
-        hub, owned = self.started, self.owned
-        if hub is None:
-            self._closed_unused = True
-        elif hub.forked:  # the connections are the parent's, of the client as well
-            owned = None
-        else:
-            hub.check_context()  # in another event loop nothing is closed
-        try:
-            if hub is not None:
-                await hub.closing.close(drain)
-        finally:
-            if owned is not None:
-                await wait_shielded(asyncio.create_task(owned.close(), name="redis_sync_aio close of a client"))
+        if self.started is not None:
+            await self.started.closing.close(drain)
+            return
+        self._closed_unused = True
+        if self.owned is not None:  # it may have been used for other commands
+            await wait_shielded(self.owned.start_closing())
 
 
 class CoordinatorLike(Protocol):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from .._client.cluster import Cluster
+from .._client.owned import OwnedClient
 from .._client.redis_py import CloseObserver, close_idle
 from .._client.settings import running_loop
 from .._client.topology import OneServer
@@ -57,14 +58,14 @@ class ClosableHub(Protocol):
 class Closing:
     """Ends a hub once, for the first reason that comes up."""
 
-    def __init__(self, hub: ClosableHub) -> None:
-        self._hub = hub
+    def __init__(self, hub: ClosableHub, owned: OwnedClient | None) -> None:
+        self._hub, self._owned = hub, owned
         self._task: asyncio.Task[None] | None = None
         self._client_is_closed = False
         self.on_close: Callable[[], None] | None = None
         """Function that is called when the hub can no longer be used; it may be called twice."""
         self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
-        self._unclosed = Unclosed(self, repr(hub), hub.link)
+        self._unclosed = Unclosed(self, repr(hub), hub.link, owned)
         living.add(self)
 
     async def close(self, drain: float) -> None:
@@ -114,8 +115,12 @@ class Closing:
         if self._client_is_closed:
             for client in hub.servers.clients():
                 await close_idle(client)
-        await self._unclosed.closed()
-        begun.discard(self)
+        try:
+            if self._owned is not None:
+                await wait_shielded(self._owned.start_closing())
+        finally:
+            await self._unclosed.closed()
+            begun.discard(self)
 
     async def _drain(self, within: float) -> None:
         """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most."""

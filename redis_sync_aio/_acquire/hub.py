@@ -17,6 +17,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from .._client.cluster import Cluster
+from .._client.owned import OwnedClient
 from .._client.resp import Reply
 from .._client.settings import address_of, connect_timeout_of, running_loop
 from .._client.topology import servers_of
@@ -57,7 +58,8 @@ class Hub:
     ahead_reported = False
     """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
 
-    def __init__(self, options: HubOptions) -> None:
+    def __init__(self, options: HubOptions, owned: OwnedClient | None = None) -> None:
+        """``owned``: the client, if it is closed with the hub."""
         self.options = options
         self.client = options.client
         self.claim_ms = options.claim_ms
@@ -108,7 +110,7 @@ class Hub:
                 exit_timeout=options.exit_timeout,
             ),
         )
-        self.closing = Closing(self)
+        self.closing = Closing(self, owned)
 
     # -- the way to the server -------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
@@ -12,6 +13,8 @@ from redis.asyncio.sentinel import Sentinel
 
 from .address import Address, parse_address
 from .settings import RedisClient
+
+_closing: set[asyncio.Task[None]] = set()
 
 
 class OwnedClient:
@@ -25,6 +28,13 @@ class OwnedClient:
         """Close all of them, also after an error or a cancellation. Idempotent."""
         clients = (self.client, *self._sentinels)
         await _close_all(clients)
+
+    def start_closing(self) -> asyncio.Task[None]:
+        """Start to `close` in the running loop. The task is kept until it is done."""
+        task = asyncio.create_task(self.close(), name="redis_sync_aio close of a client")
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+        return task
 
 
 async def _close_all(clients: tuple[RedisClient, ...]) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 from weakref import ReferenceType, finalize, ref
 
+from .._client.owned import OwnedClient
 from .._core import logs
 from .._core.keys import Keys
 from ..errors import SyncError
@@ -72,9 +73,10 @@ class _Closable(Protocol):
 class Unclosed:
     """Notices that a coordinator ends unclosed: its event loop ends, or it is collected."""
 
-    def __init__(self, coordinator: _Closable, shown: str, link: _Link | None) -> None:
+    def __init__(self, coordinator: _Closable, shown: str, link: _Link | None, owned: OwnedClient | None) -> None:
+        """``owned``: the client of the coordinator, if that closes it."""
         loop = asyncio.get_running_loop()
-        self._dropped = finalize(coordinator, _dropped, shown, loop, link)
+        self._dropped = finalize(coordinator, _dropped, shown, loop, link, owned)
         self._dropped.atexit = False
         self._loop_end = _at_loop_end(ref(coordinator))
         with suppress(StopIteration):  # run to its first yield, which registers it with the loop
@@ -105,11 +107,13 @@ async def _at_loop_end(coordinator: ReferenceType[_Closable]) -> AsyncGenerator[
             await found.loop_ends()
 
 
-def _dropped(shown: str, loop: asyncio.AbstractEventLoop, link: _Link | None) -> None:
-    """Warn that a coordinator was collected, and close its connection; runs in any thread."""
-    if link is not None:
-        try:
+def _dropped(shown: str, loop: asyncio.AbstractEventLoop, link: _Link | None, owned: OwnedClient | None) -> None:
+    """Warn that a coordinator was collected, and close its connections; runs in any thread."""
+    if link is not None and not loop.is_running():  # it may never run again
+        link.close_without_loop()
+    with suppress(RuntimeError):  # its loop is closed
+        if link is not None:
             loop.call_soon_threadsafe(link.detach)
-        except RuntimeError:  # its loop is closed
-            link.close_without_loop()
+        if owned is not None:
+            loop.call_soon_threadsafe(owned.start_closing)
     warnings.warn(logs.coordinator_dropped(shown), ResourceWarning, stacklevel=2)

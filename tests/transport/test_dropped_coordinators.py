@@ -259,6 +259,63 @@ def test_one_whose_loop_was_closed_by_hand(server: EmbeddedServer) -> None:
             assert there() == 0
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["running loop", "stopped loop"])
+def test_all_connections_of_one_from_an_address(server: EmbeddedServer, stopped: bool) -> None:
+    """Its link is closed, also if its loop never runs again; and so is its client, if that loop runs."""
+
+    async def use_both() -> None:
+        coordinator = Coordinator.from_url(server.url, client_options={"client_name": NAMED})
+        async with coordinator.lock("a"):
+            await coordinator.client.ping()
+
+    with SyncRedis.from_url(server.url) as admin:
+
+        def there() -> int:
+            found: Any = admin.client_list()
+            return sum(one["name"] == NAMED for one in found)
+
+        async def main() -> None:
+            await use_both()
+            assert there() == 2
+            await warned.until(1)
+            await wait_until(lambda: there() == 0, FAST, timeout=10)
+
+        loop = asyncio.new_event_loop()
+        client = Redis.from_url(server.url, client_name=NAMED)
+        try:
+            with caught() as warned:
+                if stopped:
+                    gc.disable()  # else it may be collected while the loop runs
+                    loop.run_until_complete(use(client))
+                    while not warned.dropped:  # its timers keep it for a moment
+                        loop.run_until_complete(asyncio.sleep(0.05))
+                    assert there() == 0
+                    for _ in range(5):  # it reads the end of the connection, and closes the transport
+                        loop.run_until_complete(asyncio.sleep(0))
+                else:
+                    loop.run_until_complete(main())
+                assert [it for it in warned if DROPPED not in str(it.message)] == []
+        finally:
+            gc.enable()
+            loop.close()
+
+
+def test_the_end_of_the_loop_closes_the_client_of_one_from_an_address(server: EmbeddedServer) -> None:
+    """As `close` does. redis-py would warn of its connection."""
+
+    async def main() -> None:
+        kept.append(Coordinator.from_url(server.url))
+        async with kept[0].lock("a"):
+            await kept[0].client.ping()
+
+    kept: list[Coordinator] = []
+    with caught() as warned:
+        asyncio.run(main())
+        kept.clear()
+        gc.collect()
+        assert [str(it.message) for it in warned] == []
+
+
 async def test_one_that_is_collected_in_another_thread(redis: Redis, make_client: MakeClient) -> None:
     """Its connection is closed in its loop."""
     client = make_client(client_name=NAMED)
