@@ -218,7 +218,7 @@ class ByTransaction(Market):
         deadline = None if until is None else max(0.001, until - time.monotonic())
         try:
             done = await transaction(
-                self._coordinator, body, *keys, attempts=MANY, deadline=deadline, escalate_after=ESCALATE_AFTER
+                self._coordinator, body, *keys, attempts=MANY, timeout=deadline, escalate_after=ESCALATE_AFTER
             )
         except Conflict as error:
             self.retries += error.attempts

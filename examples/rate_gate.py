@@ -35,7 +35,7 @@ class Gate:
 
     def __init__(self, session: aiohttp.ClientSession, sync: Coordinator) -> None:
         self._session = session
-        self._semaphore = AsyncSemaphore(sync, "gate:weather", limit=SLOTS, ttl=10)
+        self._semaphore = AsyncSemaphore(sync, "gate:weather", SLOTS, ttl=10)
 
     async def get(self, path: str, patience: float = 30.0) -> str:
         """Return the API's answer; raise AcquireTimeout if our turn did not come within ``patience`` seconds."""

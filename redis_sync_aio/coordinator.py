@@ -237,8 +237,8 @@ class Coordinator:
     def semaphore(
         self,
         name: Name,
-        *,
         limit: int | None,
+        *,
         on_mismatch: OnMismatch = "raise",
         ttl: Seconds = 30.0,
         auto_renew: bool = True,
@@ -256,7 +256,7 @@ class Coordinator:
         return AsyncSemaphore(
             self,
             name,
-            limit=limit,
+            limit,
             on_mismatch=on_mismatch,
             ttl=ttl,
             auto_renew=auto_renew,
@@ -343,21 +343,21 @@ class Coordinator:
             self, names, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine
         )
 
-    def event(self, name: Name, *, lasts: Seconds | None = None, engine: Engine = "auto") -> AsyncEvent:
+    def event(self, name: Name, *, keep: Seconds | None = None, engine: Engine = "auto") -> AsyncEvent:
         """Return an event: tasks of all processes wait until one of them sets it.
 
         Arguments and errors are those of `AsyncEvent`.
         """
-        return AsyncEvent(self, name, lasts=lasts, engine=engine)
+        return AsyncEvent(self, name, keep=keep, engine=engine)
 
     def latch(
-        self, name: Name, count: int, *, lasts: Seconds = 86_400.0, engine: Engine = "auto"
+        self, name: Name, count: int, *, keep: Seconds = 86_400.0, engine: Engine = "auto"
     ) -> AsyncCountDownLatch:
         """Return a latch: tasks of all processes wait until it was counted down to 0.
 
         Arguments and errors are those of `AsyncCountDownLatch`.
         """
-        return AsyncCountDownLatch(self, name, count, lasts=lasts, engine=engine)
+        return AsyncCountDownLatch(self, name, count, keep=keep, engine=engine)
 
     def barrier(self, name: Name, parties: int, *, ttl: Seconds = 10.0, engine: Engine = "auto") -> AsyncBarrier:
         """Return a barrier: tasks of all processes wait for each other, and pass together.

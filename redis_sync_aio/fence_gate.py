@@ -33,7 +33,7 @@ class FenceGate:
 
     Limits:
 
-    - A gate is forgotten when nobody passed it for ``ttl``. That is harmless unless a holder is paused for longer:
+    - A gate is forgotten when nobody passed it for ``keep``. That is harmless unless a holder is paused for longer:
       fences are times in microseconds, so a later writer brings a greater one.
     - It is for a lock with one holder at a time. For a semaphore with several permits it refuses rightful holders.
     - It needs scripts. Where they are not allowed, `accept` raises CommandRefused.
@@ -44,7 +44,8 @@ class FenceGate:
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: The name of the resource, as for `AsyncLock`. It may be that of the lock.
-        ttl: How long the highest fence is remembered after it was last accepted: seconds or timedelta. Default: 7 days.
+        keep: How long the highest fence is remembered after it was last accepted: seconds or timedelta. Default: 7
+            days.
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -61,10 +62,10 @@ class FenceGate:
         ```
     """
 
-    def __init__(self, client: Client | CoordinatorLike, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
+    def __init__(self, client: Client | CoordinatorLike, name: Name, *, keep: Seconds = timedelta(days=7)) -> None:
         self._source = client
         self._keys = keys_of(client, name, gate_keys).by("lua")
-        self._ttl_ms = ttl_ms(ttl)
+        self._keep_ms = ttl_ms(keep, "keep")
 
     async def accept(self, fence: int | Lease) -> None:
         """Pass the gate, or raise StaleFence if a later holder has passed it. One round trip.
@@ -101,10 +102,10 @@ class FenceGate:
 
     async def _ask(self, fence: bytes) -> Reply:
         hub = hub_of(self._source)
-        return await hub.ask(lambda commands, delivery: commands.gate(self._keys, fence, self._ttl_ms, delivery))
+        return await hub.ask(lambda commands, delivery: commands.gate(self._keys, fence, self._keep_ms, delivery))
 
     def __repr__(self) -> str:
-        return f"<FenceGate {self.name!r} ttl={self._ttl_ms / 1000}>"
+        return f"<FenceGate {self.name!r} keep={self._keep_ms / 1000}>"
 
 
 def _fence(value: int | Lease) -> int:

@@ -43,7 +43,7 @@ class AsyncEvent:
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`. An event and a lock of the same name are independent.
-        lasts: How long, at least, the server remembers that it was set: seconds or timedelta, 0.01 to ten years. In any
+        keep: How long, at least, the server remembers that it was set: seconds or timedelta, 0.01 to ten years. In any
             case an hour, and at most two and a half times as long. After that it counts as never set. None: until
             `clear`.
         engine: As for `AsyncLock`.
@@ -66,10 +66,10 @@ class AsyncEvent:
         client: Client | CoordinatorLike,
         name: Name,
         *,
-        lasts: Seconds | None = None,
+        keep: Seconds | None = None,
         engine: Engine = "auto",
     ) -> None:
-        self._lasts_ms = TEN_YEARS_MS if lasts is None else ttl_ms(lasts, "lasts")
+        self._keep_ms = TEN_YEARS_MS if keep is None else ttl_ms(keep, "keep")
         self._gate = Gate(client, name, "event", 1, engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> Literal[True]:
@@ -89,7 +89,7 @@ class AsyncEvent:
         return True
 
     async def set(self) -> None:
-        """Set the event: all waiters go on. If it is set already, ``lasts`` begins again.
+        """Set the event: all waiters go on. If it is set already, ``keep`` begins again.
 
         Raises:
             Unreachable: There was no answer. The event may or may not be set; set it again.
@@ -97,7 +97,7 @@ class AsyncEvent:
 
         On cancellation the command goes on in the background.
         """
-        await self._gate.count_down(1, self._lasts_ms)
+        await self._gate.count_down(1, self._keep_ms)
 
     async def clear(self) -> None:
         """Reset the event, so that `wait` waits. Tasks that waited when it was set go on all the same.
@@ -152,7 +152,7 @@ class AsyncCountDownLatch:
         name: As for `AsyncLock`. A latch opens once, so give each piece of work a name of its own ("import:17").
         count: Where it starts, 1 to 1,000,000,000; the same in all processes. The server takes it from the first
             `count_down`.
-        lasts: How long, at least, the server remembers it after the latest `count_down`: seconds or timedelta, 0.01 to
+        keep: How long, at least, the server remembers it after the latest `count_down`: seconds or timedelta, 0.01 to
             ten years. In any case an hour, and at most two and a half times as long. After that it is a new latch.
             Default: a day. A server that restarts without its data forgets it immediately.
         engine: As for `AsyncLock`.
@@ -177,10 +177,10 @@ class AsyncCountDownLatch:
         name: Name,
         count: int,
         *,
-        lasts: Seconds = A_DAY,
+        keep: Seconds = A_DAY,
         engine: Engine = "auto",
     ) -> None:
-        self._lasts_ms = ttl_ms(lasts, "lasts")
+        self._keep_ms = ttl_ms(keep, "keep")
         self._gate = Gate(client, name, "latch", permits(count, "count"), engine)
         self._client = client_of(client)
 
@@ -215,7 +215,7 @@ class AsyncCountDownLatch:
         On cancellation the command goes on in the background.
         """
         name = None if identity is None else encode(self._client, identity, "identity")
-        return await self._gate.count_down(permits(n, "n"), self._lasts_ms, name)
+        return await self._gate.count_down(permits(n, "n"), self._keep_ms, name)
 
     async def count(self) -> int:
         """Return the count that is left on the server.

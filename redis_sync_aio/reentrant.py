@@ -36,9 +36,10 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     included: tasks that are started inside a section (``create_task``, ``gather``, task groups, ``asyncio.wait_for`` on
     Python 3.11) do not inherit the lock.
 
-    To share it among tasks, name an owner: any hashable value, such as a request id or the parent task. The same
-    ``owner`` and lock name, with one client or one `Coordinator` in one event loop, are one owner, whatever the lock
-    object. Acquire before you share: tasks of one owner that ask together while it holds nothing wait for each other.
+    To share it among tasks, name an identity: any hashable value, such as a request id or the parent task. The same
+    ``identity`` and lock name, with one client or one `Coordinator` in one event loop, are one owner, whatever the lock
+    object. It stays in this process. Acquire before you share: tasks of one owner that ask together while it holds
+    nothing wait for each other.
 
     The options below count for the outermost acquisition. An inner one joins its lease as it is.
 
@@ -90,7 +91,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     # -- acquiring -------------------------------------------------------------------------------------
 
     async def acquire(
-        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, owner: Hashable | None = None
+        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, identity: Hashable | None = None
     ) -> Lease:
         """Return a lease: immediately and without a command if the owner holds the lock, otherwise in its turn.
 
@@ -101,7 +102,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
             timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
             ttl: The ttl of the outermost lease. None: the ttl of this lock. Inside another lease it is checked and not
                 used.
-            owner: The owner that acquires. None: the current task.
+            identity: The owner that acquires: any hashable value. None: the current task.
 
         Raises:
             LeaseLost: The owner holds a lease of this lock that is lost. Leave its body, or release it, first.
@@ -112,8 +113,8 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         acquisition inside another lease does not wait, so it cannot be cancelled.
         """
         timeout_seconds(timeout)
-        key = self._key(owner)
-        if (inside := self._enter(key, owner, ttl)) is not None:
+        key = self._key(identity)
+        if (inside := self._enter(key, identity, ttl)) is not None:
             return inside
         try:
             grant = await self._lock._grant(self._lock._request(ttl, None, timeout))
@@ -121,25 +122,25 @@ class AsyncReentrantLock(LeaseContext[Lease]):
             if not self._lock._leases():
                 raise
             raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
-        return self._owned(LeaseGroup(key, (grant,)), owner)
+        return self._owned(LeaseGroup(key, (grant,)), identity)
 
-    async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
+    async def try_acquire(self, *, ttl: Seconds | None = None, identity: Hashable | None = None) -> Lease | None:
         """Return a lease, or None if others hold the lock or wait for it. One round trip, or none as for `acquire`.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        key = self._key(owner)
-        if (inside := self._enter(key, owner, ttl)) is not None:
+        key = self._key(identity)
+        if (inside := self._enter(key, identity, ttl)) is not None:
             return inside
         grant = await self._lock._try(self._lock._request(ttl, None, 0))
-        return None if grant is None else self._owned(LeaseGroup(key, (grant,)), owner)
+        return None if grant is None else self._owned(LeaseGroup(key, (grant,)), identity)
 
     def hold(
         self,
         *,
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
-        owner: Hashable | None = None,
+        identity: Hashable | None = None,
         on_lost: OnLost | None = None,
     ) -> Hold[Lease]:
         """Return an async context manager that acquires, yields the lease, and releases.
@@ -150,16 +151,16 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
         """
         self._lock.hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
-        self._check_owner(owner)
-        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl, owner=owner), on_lost)
+        self._check_identity(identity)
+        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl, identity=identity), on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
-    async def release(self, *, owner: Hashable | None = None) -> None:
+    async def release(self, *, identity: Hashable | None = None) -> None:
         """Release the latest lease of this lock that the owner has not released yet.
 
         Args:
-            owner: The owner. None: the current task.
+            identity: The owner. None: the current task.
 
         Raises:
             NotHeld: The owner holds no lease of this lock.
@@ -167,15 +168,15 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
         On cancellation the release goes on in the background.
         """
-        inside = LeaseGroup.shares_of(self._key(owner))
+        inside = LeaseGroup.shares_of(self._key(identity))
         if not inside:
-            who = "this task" if owner is None else f"the owner {owner!r}"
+            who = "this task" if identity is None else f"the identity {identity!r}"
             raise NotHeld.by_owner(self.name, who)
         await inside[-1].release()
 
-    def depth(self, *, owner: Hashable | None = None) -> int:
+    def depth(self, *, identity: Hashable | None = None) -> int:
         """Return how many leases of this lock the owner (None: the current task) has not released. No command."""
-        return len(LeaseGroup.shares_of(self._key(owner)))
+        return len(LeaseGroup.shares_of(self._key(identity)))
 
     async def force_release(self) -> bool:
         """Take the lock away from its holder, as `AsyncLock.force_release`."""
@@ -199,39 +200,39 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _enter(self, key: Hashable, owner: Hashable | None, ttl: Seconds | None) -> Lease | None:
+    def _enter(self, key: Hashable, identity: Hashable | None, ttl: Seconds | None) -> Lease | None:
         """Return one lease more if the owner holds the lock."""
         group = LeaseGroup.find(key)
         if group is None:
             return None
         if ttl is not None:
             ttl_ms(ttl)  # not used, but checked
-        return self._owned(group, owner)
+        return self._owned(group, identity)
 
-    def _owned(self, group: LeaseGroup, owner: Hashable | None) -> Lease:
+    def _owned(self, group: LeaseGroup, identity: Hashable | None) -> Lease:
         """Return one lease more. A lease of a named owner does not belong to the task that acquires it."""
         share = group.enter(GroupGrant)
-        if owner is not None:
+        if identity is not None:
             share.acquirer = None
         return Lease(share)
 
-    def _check_owner(self, owner: Hashable | None) -> None:
+    def _check_identity(self, identity: Hashable | None) -> None:
         try:
-            hash(owner)
+            hash(identity)
         except TypeError:
-            raise TypeError(f"the owner of {self.name!r} must be hashable, not {owner!r}") from None
+            raise TypeError(f"an identity for {self.name!r} must be hashable, not {identity!r}") from None
 
-    def _key(self, owner: Hashable | None) -> Hashable:
+    def _key(self, identity: Hashable | None) -> Hashable:
         loop = running_loop()
-        self._check_owner(owner)
-        if owner is None:
-            owner = asyncio.current_task()
-            if owner is None:
+        self._check_identity(identity)
+        if identity is None:
+            identity = asyncio.current_task()
+            if identity is None:
                 raise WrongContext.no_task(self.name)
         # A task that forgets to release must not stay alive by that.
         return (
             loop,
             Same(self._client),
             self._lock._keys.all[0],
-            ref(owner) if isinstance(owner, asyncio.Task) else owner,
+            ref(identity) if isinstance(identity, asyncio.Task) else identity,
         )

@@ -145,7 +145,7 @@ class AsyncSemaphore(PermitPrimitive):
         ```python
         from redis_sync_aio import AsyncSemaphore
 
-        gpus = AsyncSemaphore(redis, "gpu", limit=4)
+        gpus = AsyncSemaphore(redis, "gpu", 4)
         async with gpus:
             await infer()
         async with gpus.hold(weight=2, timeout=5) as lease:
@@ -162,8 +162,8 @@ class AsyncSemaphore(PermitPrimitive):
         self,
         client: Client | CoordinatorLike,
         name: Name,
-        *,
         limit: int | None,
+        *,
         on_mismatch: OnMismatch = "raise",
         ttl: Seconds = 30.0,
         auto_renew: bool = True,

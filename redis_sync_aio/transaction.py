@@ -55,7 +55,7 @@ async def transaction(
     body: Callable[[Transaction], Awaitable[T]],
     *keys: Name,
     attempts: int = ATTEMPTS,
-    deadline: Seconds | None = None,
+    timeout: Seconds | None = None,
     backoff: Backoff | None = None,
     idempotent: bool = False,
     exactly_once: bool = False,
@@ -81,14 +81,14 @@ async def transaction(
         body: A coroutine function of one argument, a [`Transaction`][redis_sync_aio.Transaction].
         keys: All keys that the body reads and that decide about its writes: str or bytes, at least one.
         attempts: How often the body may run, 1 or more.
-        deadline: Seconds or timedelta from the call. No attempt begins after that; an attempt that runs then is
+        timeout: Seconds or timedelta from the call. No attempt begins after that; an attempt that runs then is
             finished. None: no limit.
         backoff: The pauses between attempts. Default: 1 ms, doubled up to 100 ms, with jitter.
         idempotent: A second run of the body does no harm although its writes were made already. The body then runs
             again when the answer to EXEC was lost.
         exactly_once: When the answer to EXEC was lost, find out whether EXEC was executed, and run the body again only
             if it was not. A marker is written with the rest for that, and stays on the server for a minute. While Redis
-            is out of reach this takes up to 20 seconds, also beyond ``deadline``; then OutcomeUnknown is raised.
+            is out of reach this takes up to 20 seconds, also beyond ``timeout``; then OutcomeUnknown is raised.
         escalate_after: After so many conflicts, take a turn on these keys in a fair lock until the commit. If another
             client has a turn, take one immediately. Contention then costs a queue instead of a storm of retries. All
             transactions that often write these keys should use it: a turn does not help against the others. It needs
@@ -102,7 +102,7 @@ async def transaction(
         Conflict: The keys were changed during each attempt, until attempts or time were used up. Nothing was written.
         OutcomeUnknown: The answer to EXEC was lost, and nothing tells whether it was executed. For an idempotent body
             also when another of these errors ended a later run, which is then the cause.
-        Unreachable: Redis was out of reach before EXEC was sent. Nothing was written. Without a ``deadline`` it is
+        Unreachable: Redis was out of reach before EXEC was sent. Nothing was written. Without a ``timeout`` it is
             tried for 10 seconds (``retry_for`` of a `Coordinator`). The command in flight then ends by
             ``socket_timeout`` of the client (None: no limit) or ``response_timeout`` of the `Coordinator`.
         CommandRefused: Redis refused a command. Nothing was written. PermissionDenied if the user may not use MULTI or
@@ -139,7 +139,7 @@ async def transaction(
     """
     if not callable(body):
         raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {shown(body)}")
-    terms = _terms(client, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
+    terms = _terms(client, keys, attempts, timeout, backoff, idempotent, exactly_once, escalate_after)
     return await _run(_attempts(client, terms), body)
 
 
@@ -147,7 +147,7 @@ def watch_retry(
     client: Client | Coordinator,
     *keys: Name,
     attempts: int = ATTEMPTS,
-    deadline: Seconds | None = None,
+    timeout: Seconds | None = None,
     backoff: Backoff | None = None,
     idempotent: bool = False,
     exactly_once: bool = False,
@@ -191,7 +191,7 @@ def watch_retry(
                 tx.set("stock:7", left + 10)
         ```
     """
-    terms = _terms(client, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
+    terms = _terms(client, keys, attempts, timeout, backoff, idempotent, exactly_once, escalate_after)
     return WatchRetry(client, keys, terms)
 
 
@@ -291,7 +291,7 @@ def _terms(
     client: Client | Coordinator,
     keys: tuple[Name, ...],
     attempts: int,
-    deadline: Seconds | None,
+    timeout: Seconds | None,
     backoff: Backoff | None,
     idempotent: bool,
     exactly_once: bool,
@@ -312,7 +312,7 @@ def _terms(
         encoded,
         prefix_of(client),
         count(attempts, "attempts", least=1),
-        timeout_seconds(deadline, "deadline"),
+        timeout_seconds(timeout, "timeout"),
         backoff or BACKOFF,
         idempotent,
         require_bool(exactly_once, "exactly_once"),

@@ -107,7 +107,7 @@ class Attempts:
 
     async def _take_turn(self) -> None:
         assert self._turn is not None
-        ends = self._terms.deadline
+        ends = self._terms.timeout
         try:
             await self._turn.take(None if ends is None else max(0.0, self._begun + ends - now()))
         except AcquireTimeout as error:
@@ -265,7 +265,7 @@ class Attempts:
     def _plan_after_failure(self, asked: float) -> bool:
         """Plan the next attempt after Redis was out of reach; it was asked at the time ``asked``.
 
-        Without a deadline only if that has not gone on for long, counted from when the first command that failed was
+        Without a timeout only if that has not gone on for long, counted from when the first command that failed was
         asked: redis-py may have tried to connect for seconds since then, and before that the body took its time.
         """
         if self._failing_since is None:
@@ -273,10 +273,10 @@ class Attempts:
         return self._again(self._failure_delays, self._failing_since + self._retry_for)
 
     def _again(self, delays: Iterator[float], ends: float | None) -> bool:
-        """Plan the next attempt, if there may be one: it begins before the deadline; without one, before ``ends``."""
+        """Plan the next attempt, if there may be one: it begins before the timeout; without one, before ``ends``."""
         delay = next(delays, None)
-        if self._terms.deadline is not None:
-            ends = self._begun + self._terms.deadline
+        if self._terms.timeout is not None:
+            ends = self._begun + self._terms.timeout
         late = delay is not None and ends is not None and now() + delay >= ends
         if delay is None or late or self._attempts >= self._terms.attempts:
             return False

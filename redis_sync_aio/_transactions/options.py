@@ -43,7 +43,7 @@ class TransactionOptions:
     prefix: bytes
     """The beginning of keys that are written next to the caller's."""
     attempts: int
-    deadline: float | None
+    timeout: float | None
     backoff: Backoff
     idempotent: bool
     exactly_once: bool

@@ -148,7 +148,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         """Return the error for a reentrant lock that another owner in this process holds."""
         return AcquireTimeout(
             f"{name!r} was not granted in time: another task, or owner, of this process holds it. If that waits for "
-            "this one, let both have the same owner: acquire(owner=...); else wait longer",
+            "this one, let both have the same identity: acquire(identity=...); else wait longer",
             name=name,
             remaining=remaining,
         )

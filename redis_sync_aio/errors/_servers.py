@@ -361,4 +361,4 @@ class WrongContext(SyncError, RuntimeError):
     @staticmethod
     def no_task(name: str) -> WrongContext:
         """Return the error for the use of a reentrant lock without an owner and outside a task."""
-        return WrongContext(f"{name!r} is used outside a task: name an owner, acquire(owner=...)")
+        return WrongContext(f"{name!r} is used outside a task: name an identity, acquire(identity=...)")

@@ -91,7 +91,7 @@ async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
             tx.multi()
             tx.set(name, "mine")
 
-        await transaction(sync, write, name, deadline=5)
+        await transaction(sync, write, name, timeout=5)
         assert await nodes.say(replica, "GET", name) == b"mine"
         if how == "stopped":
             nodes.primaries[0].resume()

@@ -285,7 +285,7 @@ async def test_p3_a_node_that_is_cut_off_is_not_asked_forever(mode: str) -> None
             tx.multi()
             tx.set(f"{{{name}}}:x", 1)
 
-        await transaction(client, write, f"{{{name}}}:x", deadline=30)
+        await transaction(client, write, f"{{{name}}}:x", timeout=30)
 
 
 async def test_p12_address_remap_raises(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:

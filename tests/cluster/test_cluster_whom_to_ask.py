@@ -33,7 +33,7 @@ async def use(sync: Coordinator, way: str, name: str) -> None:
             tx.multi()
             tx.set(name, 1)
 
-        await transaction(sync, write, name, deadline=10)
+        await transaction(sync, write, name, timeout=10)
     else:
         async with sync.lock(name).hold(timeout=10):
             pass

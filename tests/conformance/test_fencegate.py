@@ -100,7 +100,7 @@ async def test_a_pass_keeps_the_gate_and_a_refusal_does_not(gate: FenceGate, red
 
 
 async def test_a_ttl_of_its_own(sync: Coordinator, redis: Redis) -> None:
-    await FenceGate(sync, NAME, ttl=timedelta(minutes=1)).accept(1)
+    await FenceGate(sync, NAME, keep=timedelta(minutes=1)).accept(1)
     assert 50_000 < await redis.pttl(KEY) <= 60_000
 
 
@@ -169,9 +169,9 @@ async def test_bad_arguments_fail_immediately(redis: Redis) -> None:
         FenceGate(redis, 7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="empty"):
         FenceGate(redis, "")
-    with pytest.raises(ValueError, match="ttl"):
-        FenceGate(redis, NAME, ttl=0)
-    assert repr(FenceGate(redis, NAME, ttl=5)) == "<FenceGate 'gate' ttl=5.0>"
+    with pytest.raises(ValueError, match="keep"):
+        FenceGate(redis, NAME, keep=0)
+    assert repr(FenceGate(redis, NAME, keep=5)) == "<FenceGate 'gate' keep=5.0>"
 
 
 # -- the same in SQL (docs/guides/fencing.md) ---------------------------------------------------------------------

@@ -178,7 +178,7 @@ async def test_it_is_remembered_for_as_long_as_it_says(sync: Coordinator, engine
     hour, state = 3600, "{party}:event:state"
     await sync.event(NAME, engine=engine).set()
     assert await redis.ttl(state) > 10 * 365 * 24 * hour
-    await sync.event(NAME, lasts=24 * hour, engine=engine).set()
+    await sync.event(NAME, keep=24 * hour, engine=engine).set()
     assert 24 * hour <= await redis.ttl(state) <= 2.5 * 24 * hour
     await sync.event(NAME, engine=engine).clear()
     assert hour <= await redis.ttl(state) <= 2.5 * hour
@@ -225,7 +225,7 @@ async def test_an_identity_counts_once_for_as_long_as_the_latch_is_remembered(
     sync: Coordinator, engine: Any, redis: Redis
 ) -> None:
     """That is an hour at least, whatever ``lasts`` says."""
-    latch, hour = AsyncCountDownLatch(sync, NAME, 3, lasts=0.01, engine=engine), 3600
+    latch, hour = AsyncCountDownLatch(sync, NAME, 3, keep=0.01, engine=engine), 3600
     assert await latch.count_down(identity="one") == 2
 
     async def micros() -> int:
@@ -272,8 +272,8 @@ async def test_bad_arguments_are_refused(latch: AsyncCountDownLatch, sync: Coord
         await latch.count_down(0)
     with pytest.raises(TypeError, match="identity"):
         await latch.count_down(identity=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="lasts"):
-        AsyncEvent(sync, NAME, lasts=-1)
+    with pytest.raises(ValueError, match="keep"):
+        AsyncEvent(sync, NAME, keep=-1)
 
 
 def test_they_say_what_they_are(sync: Coordinator) -> None:

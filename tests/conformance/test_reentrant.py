@@ -178,15 +178,15 @@ async def test_p2_an_owner_that_released_all_waits_behind_the_others(
 
 @pytest.mark.parametrize("owner", ["request-7", ("a", 1), 0, False])
 async def test_p1_a_named_owner_may_be_many_tasks(lock: AsyncReentrantLock, owner: object) -> None:
-    async with lock.hold(owner=owner) as outer:
+    async with lock.hold(identity=owner) as outer:
         assert lock.depth() == 0, "the task itself is another owner"
-        inner = await elsewhere(lambda: lock.acquire(timeout=0, owner=owner))
+        inner = await elsewhere(lambda: lock.acquire(timeout=0, identity=owner))
         assert inner.fence == outer.fence
         assert await lock.try_acquire() is None
-        assert await lock.try_acquire(owner="somebody else") is None
-        assert lock.depth(owner=owner) == 2
+        assert await lock.try_acquire(identity="somebody else") is None
+        assert lock.depth(identity=owner) == 2
     assert await lock.locked(), "the other task is still inside"
-    await elsewhere(lambda: lock.release(owner=owner))
+    await elsewhere(lambda: lock.release(identity=owner))
     assert not await lock.locked()
 
 
@@ -195,7 +195,7 @@ async def test_p1_a_child_that_is_asked_to_shares_with_its_parent(lock: AsyncRee
     async with lock as lease:
 
         async def child() -> int:
-            async with lock.hold(timeout=0, owner=parent) as inner:
+            async with lock.hold(timeout=0, identity=parent) as inner:
                 return inner.fence
 
         assert list(await asyncio.gather(child(), child())) == [lease.fence, lease.fence]
@@ -204,8 +204,8 @@ async def test_p1_a_child_that_is_asked_to_shares_with_its_parent(lock: AsyncRee
 
 async def test_p1_coordinators_are_different_owners(sync: Coordinator, redis: Redis) -> None:
     """Two coordinators are two processes, as far as a lock is concerned."""
-    async with Coordinator(redis) as other, AsyncReentrantLock(sync, NAME).hold(owner="x"):
-        assert await AsyncReentrantLock(other, NAME).try_acquire(owner="x") is None
+    async with Coordinator(redis) as other, AsyncReentrantLock(sync, NAME).hold(identity="x"):
+        assert await AsyncReentrantLock(other, NAME).try_acquire(identity="x") is None
 
 
 async def test_an_implicit_coordinator_serves_all_lock_objects(client: Redis) -> None:
@@ -234,7 +234,7 @@ async def test_releasing_by_the_lock_goes_from_the_inside_out(lock: AsyncReentra
     with pytest.raises(NotHeld, match="this task"):
         await elsewhere(lock.release)
     with pytest.raises(NotHeld, match="'x'"):
-        await lock.release(owner="x")
+        await lock.release(identity="x")
     await lock.release()
     assert [lease.remaining() > 0 for lease in leases] == [True, False]
     await lock.release()
@@ -266,14 +266,14 @@ async def test_a_section_left_by_an_exit_stack_in_another_task(lock: AsyncReentr
 @pytest_asyncio.fixture
 async def held(lock: AsyncReentrantLock) -> AsyncIterator[Lease]:
     """Held during a test, by an owner that the test knows: set-up, test and tear-down are different tasks."""
-    async with lock.hold(owner="fixture") as lease:
+    async with lock.hold(identity="fixture") as lease:
         yield lease
     assert not await lock.locked()
 
 
 async def test_a_fixture_and_its_test_share_a_named_owner(held: Lease, lock: AsyncReentrantLock) -> None:
     assert await lock.try_acquire() is None
-    async with lock.hold(timeout=0, owner="fixture") as lease:
+    async with lock.hold(timeout=0, identity="fixture") as lease:
         assert lease.fence == held.fence
 
 
@@ -348,8 +348,8 @@ def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:
 
     async def forget_to_release() -> None:
         for depth in (1, 2):
-            leases.append(await lock.acquire(timeout=5, owner="x"))
-            assert lock.depth(owner="x") == depth
+            leases.append(await lock.acquire(timeout=5, identity="x"))
+            assert lock.depth(identity="x") == depth
 
     for _ in range(2):
         asyncio.run(forget_to_release())
@@ -375,7 +375,7 @@ async def test_e1_e2_bad_arguments_fail_at_the_call(lock: AsyncReentrantLock, re
         with pytest.raises((TypeError, ValueError)):
             lock.hold(**options)
     with pytest.raises(TypeError):
-        await lock.acquire(owner=unhashable)
+        await lock.acquire(identity=unhashable)
     names: list[Any] = ["", "x" * 9000, None, 7]
     for name in names:
         with pytest.raises((TypeError, ValueError)):

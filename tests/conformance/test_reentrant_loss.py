@@ -169,7 +169,7 @@ async def test_p6_a_loss_cancels_every_task_that_is_inside(sync: Coordinator, re
     inside = asyncio.Semaphore(0)
 
     async def task() -> None:
-        async with lock.hold(owner="job"), lock.hold(owner="job"):
+        async with lock.hold(identity="job"), lock.hold(identity="job"):
             inside.release()
             await for_ever()
 
@@ -181,7 +181,7 @@ async def test_p6_a_loss_cancels_every_task_that_is_inside(sync: Coordinator, re
         await asyncio.wait(tasks, timeout=5)
         assert [type(one.exception()) for one in tasks] == [LeaseLost] * 3
 
-    await lost_in(lock.hold(owner="job", on_lost="event"), body)
+    await lost_in(lock.hold(identity="job", on_lost="event"), body)
 
 
 @pytest.mark.timing

@@ -154,7 +154,7 @@ async def test_conflicts_and_errors_of_a_transaction(client: Redis) -> None:
 async def test_a_server_that_is_down(client: Redis, fake: FakeServer, other: Coordinator) -> None:
     fake.connected = False
     with pytest.raises(Unreachable):
-        await transaction(client, increment, "n", deadline=0.05)
+        await transaction(client, increment, "n", timeout=0.05)
     patience, hub_of(other).retry_for = hub_of(other).retry_for, 0.05
     with pytest.raises(Unreachable):
         await other.lock(NAME).acquire()

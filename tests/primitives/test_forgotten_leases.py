@@ -182,12 +182,12 @@ async def test_a_lease_of_an_identity_or_of_an_owner_goes_on(sync: Coordinator, 
 
     async def job() -> None:
         await lock.acquire(identity="worker-7")
-        await reentrant.acquire(owner="request 7")
+        await reentrant.acquire(identity="request 7")
 
     await asyncio.create_task(job())
     await asyncio.sleep(1.5 * TTL)
     assert await lock.locked()
     assert await reentrant.locked()
     await lock.release(identity="worker-7")
-    await reentrant.release(owner="request 7")
+    await reentrant.release(identity="request 7")
     assert not noted.forgotten()

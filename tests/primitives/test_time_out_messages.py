@@ -149,11 +149,11 @@ async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Co
     async with ours:
         told: str = await asyncio.create_task(message(ours))
         assert "another task, or owner, of this process holds it" in told
-        assert "acquire(owner=...)" in told
+        assert "acquire(identity=...)" in told
         assert "AsyncReentrantLock" not in told
         assert "others hold it" in await message(theirs)
-        with pytest.raises(TypeError, match="owner of 'job' must be hashable"):
-            await ours.acquire(owner=[])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="an identity for 'job' must be hashable"):
+            await ours.acquire(identity=[])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])

@@ -70,7 +70,7 @@ async def test_locks_that_stand_on_the_same_name(sync: Coordinator) -> None:
                     await inner.acquire()
         async with reentrant:
             with pytest.raises(WouldDeadlock):
-                await reentrant.acquire(owner="another one")
+                await reentrant.acquire(identity="another one")
         async with AsyncLock(sync, "and that"):  # the multi-lock gave it back
             pass
 

@@ -61,7 +61,7 @@ class Writer(Worker):
                     body,
                     COUNT,
                     attempts=10**6,
-                    deadline=1e6,
+                    timeout=1e6,
                     exactly_once=self.way == "exactly once",
                     escalate_after=1 if self.schedule.turns else None,
                 )

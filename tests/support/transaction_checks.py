@@ -148,7 +148,7 @@ async def check_it_gives_up_in_time(bench: Bench) -> None:
         bench.on("MULTI", bench.ahead)
     before = bench.gate.time
     with pytest.raises(Conflict):
-        await bench.run(deadline=1, attempts=20, backoff=Backoff(initial=0.3, factor=1, cap=0.3, jitter=False))
+        await bench.run(timeout=1, attempts=20, backoff=Backoff(initial=0.3, factor=1, cap=0.3, jitter=False))
     assert 0.8 <= bench.gate.time - before <= 1
 
 
@@ -450,7 +450,7 @@ async def check_waiting_for_the_turn_ends_in_time(bench: Bench) -> None:
     async with bench.gate.client() as client, Coordinator(client, response_timeout=1000) as sync:
         with pytest.raises(Conflict):
             async with asyncio.timeout(10):
-                await transaction(sync, bench.body, "n", escalate_after=3, deadline=2)
+                await transaction(sync, bench.body, "n", escalate_after=3, timeout=2)
     bench.server.delete(TURN)
 
 

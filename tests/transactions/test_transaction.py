@@ -75,7 +75,7 @@ async def test_it_gives_up_when_its_time_is_over(redis: Redis) -> None:
 
     async def given_up() -> Conflict:
         with pytest.raises(Conflict) as caught:
-            await transaction(redis, interrupted(redis, 99), "n", attempts=99, deadline=0.1, backoff=slow)
+            await transaction(redis, interrupted(redis, 99), "n", attempts=99, timeout=0.1, backoff=slow)
         return caught.value
 
     _, conflict = await timed(given_up)
@@ -306,7 +306,7 @@ async def test_an_error_of_a_read_is_the_clients(redis: Redis) -> None:
 async def test_a_server_out_of_reach_is_tried_again_within_the_deadline(make_client: MakeClient) -> None:
     redis = Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0))
     with pytest.raises(Unreachable, match="nothing was written"):
-        await transaction(redis, increment, "n", deadline=0.1)
+        await transaction(redis, increment, "n", timeout=0.1)
     await redis.aclose()
 
 
@@ -325,7 +325,7 @@ async def test_a_server_out_of_reach_is_not_tried_forever(make_client: MakeClien
         assert 0.3 < time.monotonic() - begin < 3
         begin = time.monotonic()
         with pytest.raises(Unreachable, match="nothing was written"):
-            await transaction(sync, increment, "n", attempts=1_000_000, deadline=2)
+            await transaction(sync, increment, "n", attempts=1_000_000, timeout=2)
         assert time.monotonic() - begin > 1.5
     await redis.aclose()
 

@@ -239,7 +239,7 @@ async def test_giving_up_the_wait_for_a_turn_hides_no_unknown_outcome(redis: Red
             tx.set("paid", "yes")
 
         with pytest.raises(OutcomeUnknown, match="earlier EXEC") as raised:
-            await transaction(client, body, "k", idempotent=True, deadline=0.5, escalate_after=1, backoff=FAST)
+            await transaction(client, body, "k", idempotent=True, timeout=0.5, escalate_after=1, backoff=FAST)
         why = raised.value.__cause__
         assert isinstance(why, Conflict)
         assert isinstance(why.__cause__, AcquireTimeout)
@@ -328,7 +328,7 @@ async def test_a_turn_that_was_lost_is_taken_again(redis: Redis, make_client: Ma
             await redis.incr("k")
         tx.multi()
 
-    running = asyncio.ensure_future(transaction(redis, body, "k", escalate_after=1, deadline=20))
+    running = asyncio.ensure_future(transaction(redis, body, "k", escalate_after=1, timeout=20))
     async with asyncio.timeout(10):
         while not held or (await theirs.statistics()).waiters < 1:
             await asyncio.sleep(0.01)
@@ -348,7 +348,7 @@ async def test_a_timeout_of_a_turn_names_its_holder(redis: Redis) -> None:
         tx.multi()
 
     with pytest.raises(Conflict, match="others had the turn on 'k'"):
-        await transaction(redis, body, "k", escalate_after=1, deadline=0.2)
+        await transaction(redis, body, "k", escalate_after=1, timeout=0.2)
     await theirs.release()
 
 

@@ -228,9 +228,9 @@ CALLS: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], str]
     "no attempts": (lambda c: transaction(c, increment, "n", attempts=0), ValueError, "attempts"),
     "half an attempt": (lambda c: transaction(c, increment, "n", attempts=0.5), TypeError, "attempts"),  # type: ignore[arg-type]
     "true attempts": (lambda c: transaction(c, increment, "n", attempts=True), TypeError, "attempts"),
-    "a negative deadline": (lambda c: transaction(c, increment, "n", deadline=-1), ValueError, "deadline"),
-    "no end": (lambda c: transaction(c, increment, "n", deadline=math.nan), ValueError, "deadline"),
-    "text for a deadline": (lambda c: transaction(c, increment, "n", deadline="5"), TypeError, "deadline"),  # type: ignore[arg-type]
+    "a negative deadline": (lambda c: transaction(c, increment, "n", timeout=-1), ValueError, "timeout"),
+    "no end": (lambda c: transaction(c, increment, "n", timeout=math.nan), ValueError, "timeout"),
+    "text for a deadline": (lambda c: transaction(c, increment, "n", timeout="5"), TypeError, "timeout"),  # type: ignore[arg-type]
     "a number for a backoff": (lambda c: transaction(c, increment, "n", backoff=0.1), TypeError, "backoff"),  # type: ignore[arg-type]
     "idempotent": (lambda c: transaction(c, increment, "n", idempotent=1), TypeError, "idempotent"),  # type: ignore[arg-type]
     "exactly_once": (lambda c: transaction(c, increment, "n", exactly_once=1), TypeError, "exactly_once"),  # type: ignore[arg-type]

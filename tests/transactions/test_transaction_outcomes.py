@@ -158,7 +158,7 @@ async def test_advice_for_conflicts_is_about_what_was_used_up(redis: Redis) -> N
     with pytest.raises(Conflict) as by_attempts:
         await transaction(redis, interrupted(redis, 9), "n", attempts=2)
     with pytest.raises(Conflict) as in_time:
-        await transaction(redis, interrupted(redis, 9), "n", "m", deadline=0.1, backoff=slow)
+        await transaction(redis, interrupted(redis, 9), "n", "m", timeout=0.1, backoff=slow)
     with pytest.raises(Conflict) as by_turns:
         await transaction(redis, interrupted(redis, 9), "n", attempts=2, escalate_after=1)
     assert str(by_attempts.value).endswith(

@@ -107,7 +107,7 @@ async def test_waiting_for_the_turn_ends_with_the_deadline(redis: Redis, sync: C
     lock = AsyncLock(sync, turn_key(b"n"))
     async with lock:
         with pytest.raises(Conflict) as caught:
-            await transaction(redis, increment, "n", escalate_after=1, deadline=0.05)
+            await transaction(redis, increment, "n", escalate_after=1, timeout=0.05)
         assert (caught.value.attempts, caught.value.conflicts) == (1, 0)
         assert 0.05 <= caught.value.elapsed < 2
         assert (await lock.statistics()).waiters == 0

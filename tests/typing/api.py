@@ -154,7 +154,7 @@ async def read_write_locks(sync: Coordinator) -> None:
 async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
     """Locks that are made of locks."""
     reentrant = AsyncReentrantLock(sync, "name")
-    assert_type(await reentrant.acquire(owner="request 7"), Lease)
+    assert_type(await reentrant.acquire(identity="request 7"), Lease)
     assert_type(await reentrant.try_acquire(), Lease | None)
     assert_type(reentrant.depth(), int)
 
@@ -186,13 +186,13 @@ async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
 
 
 async def parties(sync: Coordinator, redis: Redis) -> None:
-    event = AsyncEvent(redis, b"name", lasts=timedelta(days=1), engine="watch")
+    event = AsyncEvent(redis, b"name", keep=timedelta(days=1), engine="watch")
     assert_type(sync.event("name"), AsyncEvent)
     assert_type(await event.wait(timeout=5), Literal[True])
     await event.set()
     await event.clear()
     assert_type(await event.is_set(), bool)
-    latch = AsyncCountDownLatch(sync, "name", 3, lasts=60)
+    latch = AsyncCountDownLatch(sync, "name", 3, keep=60)
     assert_type(sync.latch("name", count=3), AsyncCountDownLatch)
     assert_type(await latch.count_down(2, identity=b"part"), int)
     assert_type(await latch.count(), int)
@@ -231,7 +231,7 @@ async def transactions(redis: Redis) -> None:
         tx.multi()
         return 1
 
-    done = await transaction(redis, body, "a", b"b", deadline=timedelta(seconds=1), backoff=Backoff())
+    done = await transaction(redis, body, "a", b"b", timeout=timedelta(seconds=1), backoff=Backoff())
     assert_type(done, Committed[int])
     assert_type(done.value, int)
     assert_type(done.recovered, bool)
