@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeAlias, cast
 
 from .._acquire.implicit import client_of
@@ -146,6 +146,7 @@ class Limit:
             if self._timeout == 0:
                 await hold.__aenter__()
             elif await _web.enter_unless_gone(hold, request.gone) is None:
+                await answer.gone()
                 return
         except _web.NOT_SERVED as error:
             await answer.refuse(error)
@@ -218,6 +219,13 @@ class _Answer:
             kind in ("http.response.body", "websocket.http.response.body") and not message.get("more_body", False)
         )
         await self._send(message)
+
+    async def gone(self) -> None:
+        """Answer a client that has disconnected: middleware that wraps this one expects an answer to a request."""
+        if self._scope["type"] == "http":
+            with suppress(OSError):  # servers ignore what is sent to it, or raise this
+                await self._send({"type": "http.response.start", "status": _web.GONE, "headers": []})
+                await self._send({"type": "http.response.body", "body": b""})
 
     async def refuse(self, error: Exception) -> bool:
         """Answer that the service is not available, and log why; return False if a part of another answer was sent.

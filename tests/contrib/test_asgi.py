@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
@@ -174,6 +176,26 @@ async def test_a_client_that_goes_while_it_waits_leaves_the_queue_and_bodies_arr
         assert f"content-length: {size}\r\n" in head.decode()
     assert doors.served == 1
     await held(permits, 0)
+
+
+async def test_a_client_that_goes_is_no_incident_inside_other_middleware(
+    redis: Redis, permits: AsyncSemaphore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Starlette's raises when the application that it wraps sends no answer, also if nobody is there to get it."""
+
+    async def unchanged(request: Request, call_next: Any) -> Any:
+        return await call_next(request)
+
+    app = Starlette(routes=[Route("/", answering(Doors()), methods=["POST"])])
+    app.add_middleware(Limit, client=redis, limit=1, timeout=None)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=unchanged)
+    await permits.resize(1)
+    async with uvicorn_of(app) as port, permits:
+        async with raw(port) as goes:
+            await goes.send("POST", "/", b"short")
+            await waiters(permits, 1)
+        await waiters(permits, 0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_an_error_of_the_server_while_it_listens_for_the_client_is_raised(
