@@ -265,10 +265,11 @@ def observer_failed(observer: str, error: Exception) -> None:
 # -- requests of web frameworks ----------------------------------------------------------------------------
 
 
-def request_not_served(method: str, path: str, error: Exception) -> None:
-    """Log why a request was answered with 503, which the answer does not say."""
+def request_not_served(method: str, path: str, *errors: Exception) -> None:
+    """Log why a request was answered with 503, which the answer does not say. ``errors``: those of its tasks."""
     message = "%(method)s %(path)s: %(kind)s: %(why)s"
-    _warn("request_not_served", message, method=method, path=path, kind=type(error).__name__, why=error)
+    why = "; ".join(dict.fromkeys(map(str, errors)))
+    _warn("request_not_served", message, method=method, path=path, kind=type(errors[0]).__name__, why=why)
 
 
 # -- undo steps --------------------------------------------------------------------------------------------

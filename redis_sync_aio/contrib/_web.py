@@ -52,6 +52,20 @@ def answered_kinds(also: Collection[type[Exception]]) -> tuple[type[Exception], 
     return kinds
 
 
+def reasons(error: Exception, kinds: tuple[type[Exception], ...]) -> list[Exception]:
+    """Return the errors of ``kinds`` that ``error`` consists of; an empty list if it has any other.
+
+    A TaskGroup raises the errors of its tasks as a group. One other error among them, which may be a bug, must not be
+    hidden by an answer that asks for another try. Groups of other types (`UndoFailed`) have a meaning of their own.
+    """
+    if isinstance(error, kinds):
+        return [error]
+    if type(error) is not ExceptionGroup:
+        return []
+    found = [reasons(one, kinds) for one in error.exceptions]
+    return [one for several in found for one in several] if all(found) else []
+
+
 def seconds_until_free(busy: AcquireTimeout) -> str:
     """Return the value of Retry-After: whole seconds until the holder's lease ends unless it is renewed."""
     return str(max(1, math.ceil(busy.remaining or 0)))

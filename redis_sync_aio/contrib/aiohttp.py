@@ -263,6 +263,8 @@ def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
     - 423 has a Retry-After: the seconds until the lease of the holder ends if it is not renewed.
     - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the handler.
       The handler may or may not have done its work.
+    - A group of exceptions that has nothing but such errors, as a TaskGroup of the handler raises, is a 503. A group
+      with any other error is raised.
 
     The answers say no more than that; the log does (``request_not_served``). If a part of another answer was sent, the
     error is raised, and aiohttp closes the connection.
@@ -274,16 +276,19 @@ def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
         TypeError: ``also`` has something that is not a class of exceptions.
     """
     kinds = _web.answered_kinds(also)
+    caught: tuple[type[Exception], ...] = (*kinds, ExceptionGroup)
 
     @web.middleware
     async def answering(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except kinds as error:
+        except caught as error:
+            if not (found := _web.reasons(error, kinds)):
+                raise
             if isinstance(error, AcquireTimeout) and _web.is_busy(error):
                 status, text, after = _web.LOCKED, _web.BUSY_TEXT, _web.seconds_until_free(error)
             else:
-                logs.request_not_served(request.method, request.path, error)
+                logs.request_not_served(request.method, request.path, *found)
                 status, text, after = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT, _web.RETRY_AFTER
             if request.writer.output_size > 0:
                 raise

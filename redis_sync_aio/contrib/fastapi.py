@@ -26,6 +26,7 @@ from fastapi.params import Depends
 from fastapi.requests import HTTPConnection
 from fastapi.responses import JSONResponse, Response
 from fastapi.websockets import WebSocketState
+from starlette.requests import ClientDisconnect
 
 from .._core import logs
 from .._core.arguments import Seconds, one_of, require_bool
@@ -156,6 +157,8 @@ class _LeaseDependency:
             return await hold.__aenter__()
         try:
             await connection.body()  # kept for the endpoint; after it the server reports nothing but the disconnect
+        except ClientDisconnect:  # while it sent
+            raise HTTPException(_web.GONE, _web.GONE_TEXT) from None
         except RuntimeError:
             pass  # it was read as a form, or as a stream
         receive = connection.receive
@@ -273,6 +276,8 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
     - 423 has a Retry-After: the seconds until the lease of the holder ends if it is not renewed.
     - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the
       endpoint. The endpoint may or may not have done its work.
+    - A group of exceptions that has nothing but such errors, as a TaskGroup of the endpoint raises, is a 503. A group
+      with any other error stays a 500. A handler for ExceptionGroup that the application has already is left alone.
     - A websocket that is open is closed with 1013.
 
     The answers say no more than that; the log does (``request_not_served``). Both are described in the OpenAPI
@@ -285,18 +290,27 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
     Raises:
         TypeError: ``also`` has something that is not a class of exceptions.
     """
-    for kind in _web.answered_kinds(also):
+    kinds = _web.answered_kinds(also)
+
+    async def answer_group(connection: Request | WebSocket, group: Exception) -> Response | None:
+        if not (found := _web.reasons(group, kinds)):
+            raise group
+        return await _answer(connection, *found)
+
+    for kind in kinds:
         app.add_exception_handler(kind, _answer)  # type: ignore[arg-type]  # or of a WebSocket: None
+    if ExceptionGroup not in app.exception_handlers:
+        app.add_exception_handler(ExceptionGroup, answer_group)  # type: ignore[arg-type]  # as above
     describe_answers(app, _LeaseDependency)
 
 
-async def _answer(connection: Request | WebSocket, error: Exception) -> Response | None:
-    """Answer an error of a request."""
+async def _answer(connection: Request | WebSocket, error: Exception, *more: Exception) -> Response | None:
+    """Answer an error of a request, or several of its tasks."""
     if isinstance(error, AcquireTimeout) and _web.is_busy(error):
         status, text, after = _web.LOCKED, _web.BUSY_TEXT, _web.seconds_until_free(error)
     else:
         method = connection.scope.get("method", "WEBSOCKET")
-        logs.request_not_served(method, connection.url.path, error)
+        logs.request_not_served(method, connection.url.path, error, *more)
         status, text, after = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT, _web.RETRY_AFTER
     if isinstance(connection, WebSocket):
         if connection.application_state is WebSocketState.CONNECTED:

@@ -206,6 +206,28 @@ async def test_errors_of_locks_inside_are_503_and_stand_in_the_log(
     assert [record.__dict__["kind"] for record in told] == ["AcquireTimeout", "LeaseLost", "KeyError"]
 
 
+async def test_a_group_of_such_errors_is_503_and_one_with_another_error_is_not(
+    redis: Redis, other: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def both(request: web.Request) -> web.Response:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(request.app[SYNC].lock("inner").acquire(timeout=0))
+            if request.match_info["order_id"] == "2":
+                group.create_task(fail())
+        raise AssertionError
+
+    async with aiohttp_of(app_of(redis, both=both)) as port, session_of(port) as session, other.lock("inner"):
+        async with session.post("/both/1") as answer:
+            assert (answer.status, await answer.json()) == (503, UNAVAILABLE)
+        async with session.post("/both/2") as answer:
+            assert answer.status == 500
+    [told] = [record for record in caplog.records if getattr(record, "event", "") == "request_not_served"]
+    assert told.__dict__["kind"] == "AcquireTimeout"
+
+
 async def test_an_answer_that_has_begun_is_cut_off_when_the_lease_is_lost(redis: Redis) -> None:
     """No second answer is written into the first."""
     streaming = asyncio.Event()

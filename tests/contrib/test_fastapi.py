@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -11,14 +12,15 @@ from uuid import UUID
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, WebSocket
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from redis.asyncio import Redis
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from redis_sync_aio import Coordinator, Lease
+from redis_sync_aio import Coordinator, Lease, wait_until
 from redis_sync_aio.contrib.fastapi import Sync, answer_errors, hold_lock, hold_permit, lifespan_of
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
 from ..support.web import LONG, free, raw, uvicorn_of, waiters
 
@@ -248,6 +250,46 @@ async def test_errors_of_locks_inside_are_503_and_stand_in_the_log(
     assert [record.__dict__["kind"] for record in told] == ["AcquireTimeout", "LeaseLost"]
 
 
+async def test_a_group_of_such_errors_is_503_and_one_with_another_error_is_not(
+    make_app: Callable[..., FastAPI], other: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A TaskGroup raises a group. A bug of one of its tasks is not hidden by an answer that asks for another try."""
+    app = make_app()
+
+    async def fail() -> None:
+        raise KeyError("a bug")
+
+    @app.post("/{order_id}")
+    async def change(lease: NowOrNever, sync: Sync, with_a_bug: bool) -> None:
+        async with asyncio.TaskGroup() as group:
+            for name in ("inner", "other"):
+                group.create_task(sync.lock(name).acquire(timeout=0))
+            if with_a_bug:
+                group.create_task(fail())
+
+    async with uvicorn_of(app) as port, client_of(port) as client, other.lock("inner"), other.lock("other"):
+        answer = await client.post("/1?with_a_bug=false")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert (await client.post("/1?with_a_bug=true")).status_code == 500
+    [told] = [record for record in caplog.records if getattr(record, "event", "") == "request_not_served"]
+    assert (told.__dict__["kind"], "'inner'" in told.message or "'other'" in told.message) == ("AcquireTimeout", True)
+
+
+async def test_a_handler_of_groups_that_the_application_has_is_left_alone(server: EmbeddedServer, redis: Redis) -> None:
+    async def own(request: Request, error: Exception) -> Response:
+        return Response(status_code=418)
+
+    app = FastAPI(lifespan=lifespan_of(server.client), exception_handlers={ExceptionGroup: own})
+    answer_errors(app)
+
+    @app.get("/")
+    async def read() -> None:
+        raise ExceptionGroup("all of them", [LookupError()])
+
+    async with uvicorn_of(app) as port, client_of(port) as client:
+        assert (await client.get("/")).status_code == 418
+
+
 async def test_more_errors_can_be_answered(server: EmbeddedServer, redis: Redis) -> None:
     app = FastAPI(lifespan=lifespan_of(server.client))
     answer_errors(app, also=[LookupError])
@@ -369,6 +411,40 @@ async def test_a_client_that_goes_away_leaves_the_queue_and_is_not_served(
         assert (await stays.until(b"\r\n")).startswith(b"HTTP/1.1 200")
     assert served == ["a body that arrives late"]
     await free(lock)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "in a middleware"])
+async def test_a_client_that_goes_away_while_it_sends_is_no_incident(
+    make_app: Callable[..., FastAPI], other: Coordinator, caplog: pytest.LogCaptureFixture, wrapped: bool
+) -> None:
+    """The log has no traceback, and the endpoint is not called."""
+    app, came = make_app(), asyncio.Semaphore(0)
+    if wrapped:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=unchanged)
+    statuses, served = list[int](), list[str]()
+
+    async def watched(asgi: Any, receive: Any, send: Any) -> None:
+        async def look_and_send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await send(message)
+
+        came.release()
+        await app(asgi, receive, look_and_send)
+
+    @app.post("/{order_id}")
+    async def change(lease: OrderLease) -> None:
+        served.append(lease.name)
+
+    async with uvicorn_of(watched) as port:
+        for _ in range(3):
+            async with raw(port) as goes:
+                await goes.send("POST", "/1", b"half", b"never sent")
+                await came.acquire()
+        await wait_until(lambda: len(statuses) == 3, FAST, timeout=LONG)
+    assert (statuses, served) == ([499] * 3, [])
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    await free(other.lock("order:1"))
 
 
 async def test_a_body_that_was_read_by_another_dependency_does_not_matter(
