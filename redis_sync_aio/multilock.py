@@ -52,9 +52,9 @@ class MultiLease(Lease):
             that are never used under one of the names alone.
     """
 
-    def __init__(self, grant: MultiGrant) -> None:
-        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
-        super().__init__(grant)
+    def __init__(self, grant: MultiGrant, maker: object) -> None:
+        """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
+        super().__init__(grant, maker)
         self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.lease_group.members})
 
     @property
@@ -156,7 +156,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
         grant = await self._followed(partial(self._acquire, within, ttl), waits=within != 0)
         assert grant is not None  # it raises where there is no grant
-        return MultiLease(grant)
+        return MultiLease(grant, self)
 
     async def _acquire(self, within: float | None, ttl: Seconds | None) -> MultiGrant:
         try:
@@ -173,7 +173,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         None.
         """
         grant = await self._followed(partial(self._try, ttl), waits=False)
-        return None if grant is None else MultiLease(grant)
+        return None if grant is None else MultiLease(grant, self)
 
     async def _try(self, ttl: Seconds | None) -> MultiGrant | None:
         try:

@@ -38,9 +38,9 @@ class RedlockLease(Lease):
     next, whichever servers granted it. ``token`` has the tokens of all servers that granted it, separated by spaces.
     """
 
-    def __init__(self, grant: RedlockGrant) -> None:
-        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
-        super().__init__(grant)
+    def __init__(self, grant: RedlockGrant, maker: object) -> None:
+        """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
+        super().__init__(grant, maker)
         self._group = grant.lease_group
 
     @property
@@ -173,7 +173,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             return self._not_in_time(within) if lease is None else lease
         grant = await self._followed(partial(self._acquire, within, ttl), waits=True)
         assert grant is not None  # it raises where there is no grant
-        return RedlockLease(grant)
+        return RedlockLease(grant, self)
 
     async def _acquire(self, within: float | None, ttl: Seconds | None) -> RedlockGrant:
         LeaseGroup.check_waits(self._majority.key(), self.name)
@@ -187,7 +187,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         CommandRefused are raised after one attempt. Two callers that try at the same moment may both get None.
         """
         grant = await self._followed(partial(self._try, ttl), waits=False)
-        return None if grant is None else RedlockLease(grant)
+        return None if grant is None else RedlockLease(grant, self)
 
     async def _try(self, ttl: Seconds | None) -> RedlockGrant | None:
         grant, _, error = await self._majority.ask_all(ttl, math.inf)

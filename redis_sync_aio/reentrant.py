@@ -13,6 +13,7 @@ from ._core.keys import Engine, lock_keys
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
+from ._leases.tasks import ended
 from ._primitives.lease_group import GroupGrant, LeaseGroup
 from ._primitives.lock_base import LockStatistics, PlainLock
 from ._primitives.options import LeaseOptions
@@ -160,7 +161,8 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         """Release the latest lease of this lock that the owner has not released yet.
 
         Args:
-            identity: The owner. None: the current task.
+            identity: The owner. None: the current task. If it has none, the lease of a task that has ended is released,
+                if there is exactly one.
 
         Raises:
             NotHeld: The owner holds no lease of this lock.
@@ -169,6 +171,8 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         On cancellation the release goes on in the background.
         """
         inside = LeaseGroup.shares_of(self._key(identity))
+        if not inside and identity is None and len(left := self._left_behind()) == 1:
+            inside = left
         if not inside:
             who = "this task" if identity is None else f"the identity {identity!r}"
             raise NotHeld.by_owner(self.name, who)
@@ -214,7 +218,13 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         share = group.enter(GroupGrant)
         if identity is not None:
             share.acquirer = None
-        return Lease(share)
+        return Lease(share, self)
+
+    def _left_behind(self) -> list[GroupGrant]:
+        """Return the leases of tasks that have ended, as `asyncio.wait_for` of Python 3.11 makes for each acquire."""
+        groups = [grant.group for grant in self._lock._leases()]
+        shares = [share for group in groups if isinstance(group, LeaseGroup) for share in group.shares]
+        return [it for it in shares if type(it) is GroupGrant and it.acquirer is not None and ended(it.acquirer)]
 
     def _check_identity(self, identity: Hashable | None) -> None:
         try:

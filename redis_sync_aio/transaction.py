@@ -29,8 +29,7 @@ from ._core.backoff import Backoff
 from ._core.display import shown
 from ._core.keys import check_slot, lock_keys, turn_key
 from ._core.name_templates import check_template, names_from, signature_without_first
-from ._leases.grant import Grant
-from ._leases.lease import grant_of
+from ._leases.lease import Lease, grant_of
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
 from ._transactions.options import Committed, TransactionOptions
@@ -267,22 +266,23 @@ class LockTurn:
         self._client = client
         self._names = tuple(map(turn_key, keys))
         self.keys: tuple[bytes, ...] = tuple(lock_keys(name, prefix_of(client)).all[0] for name in self._names)
-        self._grant: Grant | None = None
+        self._lease: Lease | None = None
 
     @property
     def held(self) -> bool:
         """Whether it was taken, and lasts."""
-        return self._grant is not None and self._grant.remaining() > 0
+        return self._lease is not None and self._lease.remaining() > 0
 
     async def take(self, timeout: float | None) -> None:
         """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""
         lock = AsyncMultiLock(self._client, self._names, ttl=TURN_TTL, max_hold=TURN_MAX)
-        self._grant = grant_of(await lock.acquire(timeout=timeout))
+        self._lease = await lock.acquire(timeout=timeout)
 
     def give_back(self) -> None:
         """Give the turn back, if it was taken. A turn that was lost belongs to another client already."""
-        grant, self._grant = self._grant, None
-        if grant is not None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            grant = grant_of(lease)
             grant.check_context()
             grant.give_back()
 

@@ -99,7 +99,6 @@ class Hub:
             leases=self.all_leases,
             forget=self._forget_lease,
             keeps=self._keeps_lease,
-            loosen=self._loosen_lease,
             check_context=self.check_context,
             stalled=self._stalled,
             settings=LeaseSettings(
@@ -255,15 +254,11 @@ class Hub:
     def all_leases(self) -> Iterator[Grant]:
         """Iterate over all that the server granted to this process."""
         for resource in self.every_name():
-            yield from resource.leases.all()
+            yield from list(resource.leases)
 
     def _keeps_lease(self, lease: Grant) -> bool:
         resource = self.resources.get(lease.keys.id)
-        return resource is not None and resource.leases.keeps(lease)
-
-    def _loosen_lease(self, lease: Grant) -> bool:
-        resource = self.resources.get(lease.keys.id)
-        return resource is not None and resource.loosen(lease)
+        return resource is not None and lease in resource.leases
 
     def _forget_lease(self, lease: Grant) -> None:
         resource = self.resources.get(lease.keys.id)

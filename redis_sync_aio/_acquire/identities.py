@@ -82,7 +82,7 @@ class IdentityRequests:
         self._releases[identity] = self._releases.get(identity, 0) + 1
         for lease in self.leases_of(identity):
             if lease.weight >= at_least:
-                lease.reports_loss = lease.on_loss is not None  # else the task that releases may be all there is
+                lease.reports_loss = lease.guards()  # else the task that releases may be all there is
                 lease.lose("expired")
 
     def release_answered(self, identity: bytes) -> None:

@@ -76,7 +76,7 @@ class LinkEvents:
         if queued is None:
             return
         resource = self._hub.resources.get(queued.keys.id)
-        leases = () if resource is None else resource.leases.all()
+        leases = () if resource is None else list(resource.leases)
         if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
             release_args = (queued.attempt,) if queued.attempt else ()
             self._hub.manager.releases.undo(queued.keys, queued.token, release_args=release_args)
@@ -92,7 +92,7 @@ class LinkEvents:
         """Ask a server with a new connection about all that is held there, then about all that waits there."""
         if self._hub.observers is not None and after is not None:
             concerned = [resource for resource in self._hub.resources.values() if concerns(resource.keys)]
-            number = sum(len(resource.leases.all()) + len(resource.acquisitions) for resource in concerned)
+            number = sum(len(resource.leases) + len(resource.acquisitions) for resource in concerned)
             self._hub.observers.connection_restored(server, after, number)
         self._unchecked.update(self._hub.acquisitions)
         self._rechecks += 1
@@ -104,7 +104,7 @@ class LinkEvents:
         for resource in hub.every_name():
             if concerns(resource.keys):
                 concerned.append(resource)
-                for lease in resource.leases.all():
+                for lease in list(resource.leases):
                     hub.manager.renewals.recheck(lease)
                     yield
             yield

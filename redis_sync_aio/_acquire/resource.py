@@ -81,10 +81,6 @@ class LocalSharing(Protocol):
         """Return whether tasks share ``grant``, and hold parts of it."""
         ...
 
-    def loosen(self, grant: Grant) -> None:
-        """Stop owning the parts of ``grant`` whose task has ended: other code may refer to them."""
-        ...
-
     def list_shares(self) -> None:
         """Index the parts by task if there are many."""
         ...
@@ -193,7 +189,7 @@ class Resource:
     def holder_remaining(self) -> float | None:
         """Return for how many seconds the present holder has it, as far as is known."""
         if not isinstance(self.keys, PermitKeys):
-            left = max((lease.remaining() for lease in self.leases.all()), default=0.0)
+            left = max((lease.remaining() for lease in self.leases), default=0.0)
             if left:  # this process holds it, and may have renewed it since the last answer
                 return None if left == math.inf else left
         return None if self.held_until is None else max(0.0, self.held_until - now())
@@ -268,13 +264,6 @@ class Resource:
             self.identities = IdentityRequests(lambda identity: self.undo(identity, b""))
         return self.identities
 
-    def loosen(self, lease: Grant) -> bool:
-        """Stop owning ``lease`` if its task has ended: other code may refer to it. Return whether that is new."""
-        if self.sharing is not None and self.sharing.is_shared(lease):
-            self.sharing.loosen(lease)
-            return False
-        return lease.ownerless() and self.leases.loosen(lease, self.hub.loop, self.forget_if_idle)
-
     def check_waits(self, request: Request) -> None:
         """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
         if request.weight and request.limit != WRITER_WEIGHT:
@@ -289,8 +278,8 @@ class Resource:
         """Return the leases that tasks hold, the oldest of those on the server first."""
         sharing = self.sharing
         if sharing is None:
-            return self.leases.all()
-        return [*(lease for lease in self.leases.all() if not sharing.is_shared(lease)), *sharing.shares()]
+            return list(self.leases)
+        return [*(lease for lease in self.leases if not sharing.is_shared(lease)), *sharing.shares()]
 
     def list_shares(self) -> None:
         """Index the leases that tasks share by task if there are many."""
@@ -344,7 +333,7 @@ class Resource:
     def forget_if_idle(self) -> None:
         """Let the hub forget this name when it is neither waited for nor held."""
         sharing = self.sharing
-        if not self.acquisitions and not self.leases and self.leases.empty and (sharing is None or not sharing.waits):
+        if not self.acquisitions and not self.leases and (sharing is None or not sharing.waits):
             self.hub.forget(self)
             if self.waits is not None:
                 self.waits.end()

@@ -128,7 +128,7 @@ class Waits:
             return
         resource = self._resource
         waiters = list(self._resource.waiters())
-        holding = [task for lease in resource.leases.all() if lease.acquirer and (task := lease.acquirer()) is not None]
+        holding = [task for lease in resource.leases if lease.acquirer and (task := lease.acquirer()) is not None]
         itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
         waiting, holder = len(waiters), "its holder is not known, as Redis did not answer"
         if call.error is None and isinstance(resource.keys, PermitKeys):
@@ -178,7 +178,7 @@ def timeout_error(
     """
     if isinstance(resource.keys, PermitKeys) and (closed := CLOSED.get(resource.keys.kind)):
         return AcquireTimeout.of_gate(resource.name, within=within, answered=answered, closed=closed)
-    own = sum(lease.weight for lease in resource.leases.all())
+    own = sum(lease.weight for lease in resource.leases)
     remaining = resource.holder_remaining()
     if weight and permits != WRITER_WEIGHT:
         return AcquireTimeout.of_permits(

@@ -96,8 +96,8 @@ class Lost(Event):
     """A lease ended before its holder released it.
 
     Attributes:
-        reason: The reason of [`LeaseLost`][redis_sync_aio.LeaseLost], or "forgotten": nothing refers to the lease any
-            more.
+        reason: The reason of [`LeaseLost`][redis_sync_aio.LeaseLost], or "forgotten": nothing is left that could
+            release the lease.
         time_is_up: Whether the time of the lease had ended by the clock of this process. With the reason "expired" it
             tells apart a lease that was not renewed and one that is gone from the server.
         held: Seconds since `Granted`.

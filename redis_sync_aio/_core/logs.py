@@ -80,8 +80,9 @@ def lease_lost(loss: LeaseLost, observed: Observed | None, tasks: int = 1) -> No
 def lease_forgotten(lock: str, fence: int, ttl: float) -> str:
     """Log a lease that nobody has any more; return what was said."""
     message = (
-        f"the lease on {lock!r} (fence {fence}) was forgotten: nothing refers to it, and the task that acquired it has "
-        f"ended. It is no longer renewed and ends within {ttl:g} seconds. Use `async with`, or release it"
+        f"the lease on {lock!r} (fence {fence}) was forgotten: the task that acquired it has ended, and nothing is "
+        f"left that could release it. It is no longer renewed and ends within {ttl:g} seconds. Use `async with`, or "
+        "release it"
     )
     _warn("lease_forgotten", "%(what)s", what=message, lock=lock, fence=fence)
     return message

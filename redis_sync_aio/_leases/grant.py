@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+import warnings
+from collections.abc import Awaitable, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Protocol
+from weakref import ReferenceType
 
 import anyio
 
@@ -27,7 +30,7 @@ from .._core.keys import Keys
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext, copy_error
 from .loss import Cause, cause_of
 from .settings import LeaseSettings
-from .tasks import TaskRef, ended
+from .tasks import TaskRef, ended, is_request
 from .terms import ENDLESS, HELD, RELEASED, IdentityReleases, LeaseState, Terms
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class LeaseManager(Protocol):
     def answering(self, keys: Keys, stalled: bool, /) -> bool: ...
     def release(self, lease: Grant, /) -> None: ...
     def forget(self, lease: Grant, /) -> None: ...
+    def let_go(self, lease: Grant, /) -> None: ...
     def members_of(self, lease: Grant, /) -> tuple[Grant, ...]: ...
     def extend(self, lease: Grant, ttl: int, /) -> Awaitable[None]: ...
 
@@ -58,7 +62,15 @@ class Group(Protocol):
 
     @property
     def shares(self) -> Sequence[Grant]: ...
-    def ownerless(self) -> bool: ...
+    def member_lost(self, member: Grant, /) -> None: ...
+
+
+class Body(Protocol):
+    """The body that runs under a grant, as the grant knows it."""
+
+    @property
+    def _cancels(self) -> bool: ...
+    def _lost(self) -> None: ...
 
 
 class Grant:
@@ -70,7 +82,6 @@ class Grant:
     state: LeaseState
 
     # Rarely changed; as class attributes they cost nothing to set up.
-    on_loss: Callable[[], None] | None = None
     release_uncertain = False
     """Whether a release that got no answer may have been executed."""
     renewing = 0
@@ -81,6 +92,14 @@ class Grant:
     """The reader's grant that is, or is about to become, the writer on this permit."""
     acquirer: TaskRef | None = None
     """The task that acquired it, weakly: a forgotten lease keeps no task alive. None if its owner is not a task."""
+    root: CodeType | None = None
+    """The code of the coroutine that this task runs."""
+    face: ReferenceType[object] | None = None
+    """The `Lease` of the user; None if there never was a lease."""
+    maker: ReferenceType[object] | None = None
+    """The primitive whose ``release()`` finds it."""
+    hold: ReferenceType[Body] | None = None
+    """The ``async with`` whose body runs under it. The frame of the body keeps it."""
     body: TaskRef | None = None
     """The task whose ``async with`` body runs under it."""
     group: Group | None = None
@@ -234,17 +253,51 @@ class Grant:
             logs.lease_lost(self.lost_as(), self.observed())
             self._notify_lost()
 
-    def ownerless(self) -> bool:
-        """Return whether the task that acquired it has ended, and no identity or owner holds it."""
+    def is_forgotten(self) -> bool:
+        """Return True if its task has ended, and nothing is left that could release it.
+
+        The lease, its ``async with``, an identity, and the primitive could. So could any object of the same name if the
+        acquisition was a task of its own, as `asyncio.gather` makes: the lease is the result of that task.
+        """
         if self.group is not None:
-            return self.group.ownerless()
-        return self.acquirer is not None and self.identity is None and ended(self.acquirer)
+            return bool(self.group.shares) and all(share.is_forgotten() for share in self.group.shares)
+        return (
+            self.acquirer is not None
+            and ended(self.acquirer)
+            and self.face is not None
+            and self.face() is None
+            and self.identity is None
+            and (self.maker is None or self.maker() is None)
+            and (self.hold is None or self.hold() is None)
+            and not is_request(self.root)
+        )
+
+    def drop_forgotten(self) -> bool:
+        """Stop renewing it if it is forgotten, and warn; return whether that is so."""
+        if not self.is_forgotten():
+            return False
+        for grant in [self] if self.group is None else list(self.group.shares):
+            grant.drop()
+        return True
+
+    def drop(self) -> None:
+        """Warn that it is forgotten, and let it end with its ttl."""
+        # In a callback of its own: a filter may turn the warning into an error.
+        self.manager.loop.call_soon(_warn_forgotten, self.name, self.fence, self.ttl_ms / 1000)
+        if self.observation is not None:
+            self.observation.end("forgotten")
+        self.manager.let_go(self)
 
     def bars(self, task: TaskRef) -> bool:
         """Return whether it is held until a body of ``task`` ends, so that ``task`` would wait for itself."""
         if self.group is not None:
             return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
-        return self.state is HELD and self.body == task and self.on_loss is not None
+        return self.state is HELD and self.body == task and self.guards()
+
+    def guards(self) -> bool:
+        """Return True if its loss cancels a body."""
+        hold = None if self.hold is None else self.hold()
+        return hold is not None and hold._cancels
 
     def observed(self) -> Observation | None:
         """Return what is observed of its request, or of the first one that stands on it."""
@@ -355,6 +408,8 @@ class Grant:
             if self.above is not None:  # before forget(), which may give the permit back
                 self.above.lose(reason)
             self.manager.forget(self)
+            if self.group is not None:
+                self.group.member_lost(self)
             self._notify_lost()
 
     def notify_ended(self) -> None:
@@ -364,8 +419,8 @@ class Grant:
 
     def _notify_lost(self) -> None:
         self.notify_ended()
-        if self.on_loss is not None:
-            self.on_loss()
+        if (hold := None if self.hold is None else self.hold()) is not None:
+            hold._lost()
 
     def loss(self) -> LeaseLost:
         """Return the error that explains how it was lost."""
@@ -398,3 +453,7 @@ class Grant:
         return (
             f"{self.name!r} {self.state.value} fence={self.fence} token={self.token!r} remaining={self.remaining():.3f}"
         )
+
+
+def _warn_forgotten(name: str, fence: int, ttl: float) -> None:
+    warnings.warn(logs.lease_forgotten(name, fence, ttl), ResourceWarning, stacklevel=2)

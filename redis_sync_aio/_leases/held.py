@@ -1,13 +1,12 @@
-"""The leases that this process holds of one name, also by task, and those that only references keep."""
+"""The leases that this process holds of one name, also by task."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
-from weakref import ReferenceType, ref
+from weakref import ref
 
-from .forgotten import weakly
 from .tasks import TaskRef
 
 if TYPE_CHECKING:
@@ -19,38 +18,19 @@ MAX_SEARCHED = 64
 
 
 class HeldLeases(dict["Grant", None]):
-    """The leases of one name. As a dict it has those that are kept, mostly the oldest first.
+    """The leases of one name, mostly the oldest first."""
 
-    A lease is kept while the task that acquired it lives, or an identity or an owner stands for it. After that it is
-    `loosened`: only references keep it (`forgotten`).
-    """
-
-    __slots__ = ("_by_task", "_loose")
+    __slots__ = ("_by_task",)
 
     def __init__(self) -> None:
         super().__init__()
         self._by_task: dict[TaskRef, dict[Grant, None]] | None = None
         """The leases of each task, the oldest first; made on the first question, if there are many."""
-        self._loose: dict[ReferenceType[Grant], None] = {}
-
-    def all(self) -> list[Grant]:
-        """Return all leases, also those that only references keep."""
-        if not self._loose:
-            return list(self)
-        return [*self, *(lease for reference in self._loose if (lease := reference()) is not None)]
-
-    def keeps(self, lease: Grant) -> bool:
-        """Return whether ``lease`` is among them."""
-        return lease in self or ref(lease) in self._loose
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is none."""
-        return not self and not self._loose
 
     def acquired(self, lease: Grant, task: asyncio.Task[object]) -> None:
         """Note that ``task`` acquired ``lease``."""
         by = lease.acquirer = ref(task)
+        lease.root = getattr(task.get_coro(), "cr_code", None)
         if self._by_task is not None:
             self._by_task.setdefault(by, {})[lease] = None
 
@@ -88,29 +68,11 @@ class HeldLeases(dict["Grant", None]):
                 return lease
         return None
 
-    def loosen(self, lease: Grant, loop: asyncio.AbstractEventLoop, forgotten: Callable[[], None]) -> bool:
-        """Let only references keep ``lease``; return False if that was done before.
-
-        ``forgotten`` is called in ``loop`` when nothing does.
-        """
-        if lease not in self:
-            return False
-        self.discard(lease)
-
-        def drop(reference: ReferenceType[Grant]) -> None:
-            self._loose.pop(reference, None)
-            forgotten()
-
-        self._loose[weakly(lease, loop, drop)] = None
-        return True
-
     def discard(self, lease: Grant) -> None:
         """Forget ``lease``, which is not held any more."""
         self.pop(lease, None)
         if self._by_task is not None and lease.acquirer is not None:
             self._unlist(self._by_task, lease.acquirer, lease)
-        if self._loose:
-            self._loose.pop(ref(lease), None)
 
     def _unlist(self, by_task: dict[TaskRef, dict[Grant, None]], by: TaskRef, lease: Grant) -> None:
         try:

@@ -56,24 +56,25 @@ class Hold(Generic[L]):
     """The task of the body, weakly: a hold that is never left keeps no ended task alive."""
     _grant: Grant | None = None
     _among: Holds[L] | None = None
-    """Open holds of the same primitive, by task."""
+    """Open holds of the same primitive, by task, until it is one of them."""
     _outer: Hold[L] | None = None
     """The enclosing hold of the same task, if any."""
     _guard: CancelOnLoss | None = None
     """Set once the lease has been lost."""
     _before = 0
     """Number of cancellations of the task when the body began."""
-    _entered = False
 
     def __init__(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost) -> None:
-        self._acquire = acquire
-        self._on_lost: OnLost = on_lost
+        self._acquire: Callable[[], Awaitable[L]] | None = acquire
+        """The function that acquires; None once the hold was entered, so that it and what made it are no cycle."""
+        self._cancels: bool = on_lost == "cancel"
+        """Whether a loss cancels the body."""
 
     async def __aenter__(self) -> L:
-        if self._entered:
+        acquire, self._acquire = self._acquire, None
+        if acquire is None:
             raise RuntimeError("this hold() was entered before: call hold() again for another lease")
-        self._entered = True
-        lease = await self._acquire()
+        lease = await acquire()
         grant = self._grant = lease._grant
         # The grant arrived a turn of the loop ago, or before a stall, and a loss since then met no guard.
         if now() >= grant.deadline and grant.is_lost():
@@ -85,9 +86,8 @@ class Hold(Generic[L]):
             self._before = task.cancelling()
             by = grant.acquirer
             self._task = grant.body = by if by is not None and by() is task else ref(task)
-        if self._on_lost == "cancel":
-            grant.on_loss = self._lost
-        among = self._among
+        grant.hold = ref(self)
+        among, self._among = self._among, None
         if among is not None:
             if self._task in among:
                 self._outer = among.pop(self._task)
@@ -95,9 +95,9 @@ class Hold(Generic[L]):
         return lease
 
     def _lost(self) -> None:
-        """Cancel the body."""
+        """Cancel the body, unless a loss only sets the event `Lease.lost`."""
         task, grant = None if self._task is None else self._task(), self._grant
-        if task is None or task.done():
+        if not self._cancels or task is None or task.done():
             return  # the task that entered has ended and cannot be cancelled; the exit raises LeaseLost
         assert grant is not None
         if task is asyncio.current_task():
@@ -119,7 +119,7 @@ class Hold(Generic[L]):
         if grant is None:
             await _refused(NotHeld.not_entered("this hold()"), error)
             return
-        grant.on_loss = grant.body = None
+        grant.hold = grant.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
         if own is not None:
             grant.interrupted = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Self
+from weakref import ref
 
 from .._client.topology import servers_of
 from .._core.arguments import Seconds, ttl_ms
@@ -60,9 +61,10 @@ class Lease:
     """The body that was entered by the lease itself."""
     _lost: LossEvent | None = None
 
-    def __init__(self, grant: Grant) -> None:
-        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
+    def __init__(self, grant: Grant, maker: object) -> None:
+        """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
         self._grant = grant
+        grant.face, grant.maker = ref(self), ref(maker)
 
     # -- what it is ------------------------------------------------------------------------------------
 

@@ -46,7 +46,6 @@ class GrantManager:
         leases: Callable[[], Iterable[Grant]],
         forget: Callable[[Grant], None],
         keeps: Callable[[Grant], bool],
-        loosen: Callable[[Grant], bool],
         check_context: Callable[[], None],
         stalled: Callable[[float], None],
         settings: LeaseSettings,
@@ -58,7 +57,6 @@ class GrantManager:
         self._leases = leases
         self._forget = forget
         self._keeps = keeps
-        self._loosen = loosen
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self._late = 0.0
@@ -130,7 +128,6 @@ class GrantManager:
                 self._look_at(lease, time)
                 time, left = now(), left - 1
         finally:
-            lease = None  # only references may keep it from now on
             self._stalls.note(time, time - begun)
             if schedule.behind:
                 self._tick_in(MIN_TICK if schedule.in_time(time) else 0.0)
@@ -149,8 +146,7 @@ class GrantManager:
         if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
             if self._late > lease.period / 3:
                 self._report_late(lease)
-            if self._loosen(lease):
-                self._enter(lease, time, 0.0)  # if nothing refers to it, it is gone by then
+            if lease.drop_forgotten():
                 return
             self.renewals.renew_if_due(lease)
         self.keep(lease)

@@ -28,6 +28,10 @@ class UpgradedGrant(Grant):
         """The grant that the server knows: that of the reader."""
         return self if self._reader is None else self._reader.permit
 
+    def is_forgotten(self) -> bool:
+        """Return True if nothing is left that could release it, or the reader's grant."""
+        return super().is_forgotten() and (self._reader is None or self._reader.is_forgotten())
+
     def stands(self) -> bool:
         """Return whether the reader's grant is still held."""
         return self._reader is None or self._reader.state is HELD

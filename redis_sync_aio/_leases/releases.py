@@ -120,7 +120,7 @@ class Releases:
             return
         if lease.attempt:  # it must not be relied on any more: tell the server that the reader reads
             if awaited:  # the caller of release() gets the error, not a cancellation
-                lease.on_loss = None
+                lease.hold = None
             lease.lose("unreachable")
         else:
             notice_end(self._loop, lease)

@@ -4,7 +4,7 @@ Leases that are due close together form a batch, so that one look renews them wi
 slack of each: a lease of half a minute may be renewed half a second early, one of 30 milliseconds may not. So batches
 of similar slack form a row, which is a grid over time. Short leases have a row of their own, and are looked at first.
 
-References are weak, so that a forgotten lease can be collected (`forgotten`). A lease that ends leaves its batch.
+A lease that ends leaves its batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, TypeAlias
-from weakref import ReferenceType, ref
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .grant import Grant
@@ -27,10 +26,8 @@ LEASES_PER_LOOK = 250
 SECONDS_PER_LOOK = 0.015
 """Seconds after which a callback stops, even if it has looked at fewer."""
 
-LeaseRef: TypeAlias = "ReferenceType[Grant]"
 
-
-class Batch(dict[LeaseRef, None]):
+class Batch(dict["Grant", None]):
     """Leases that are due at about the same time."""
 
     __slots__ = ("first",)
@@ -90,7 +87,7 @@ class Schedule:
         self.put_off: dict[Grant, None] = {}
         """Granted since the latest look and not due before the next. Most end before that, and are never entered."""
         self._rows: dict[int, Row] = {}
-        self._batch_of: dict[LeaseRef, Batch] = {}
+        self._batch_of: dict[Grant, Batch] = {}
         self._ended = Batch(-math.inf)
         """Due leases whose deadline has passed."""
         self._due: dict[int, list[Batch]] = {}  # by row
@@ -98,29 +95,27 @@ class Schedule:
 
     def enter(self, lease: Grant, when: float, slack: float) -> bool:
         """Look at ``lease`` by ``when``, at most ``slack`` seconds earlier; return whether that is new."""
-        key = ref(lease)
-        batch = self._batch_of.get(key)
+        batch = self._batch_of.get(lease)
         if batch is not None:
             if batch.first <= when:
                 return False  # a lease that is looked at too early is entered again
-            del batch[key]
+            del batch[lease]
         exponent = math.frexp(min(slack, MAX_SLACK))[1] - 2 if slack > 0 else FINEST  # half the slack, or less
         width = min(max(exponent, FINEST), COARSEST)
         row = self._rows.get(width)
         if row is None:
             row = self._rows[width] = Row(2.0**width)
-        batch = self._batch_of[key] = row.batch(when)
-        batch[key] = None
+        batch = self._batch_of[lease] = row.batch(when)
+        batch[lease] = None
         return True
 
     def leave(self, lease: Grant) -> None:
         """Stop looking at ``lease``."""
         if self.put_off.pop(lease, self) is None:
             return
-        key = ref(lease)
-        batch = self._batch_of.pop(key, None)
+        batch = self._batch_of.pop(lease, None)
         if batch is not None:
-            del batch[key]
+            del batch[lease]
 
     def next_due(self) -> float:
         """Return when to look next (local clock); inf if nothing is due."""
@@ -133,23 +128,20 @@ class Schedule:
         for width, row in self._rows.items():
             for batch in list(row.due(time)):
                 batch.first = -math.inf
-                for key in [key for key in batch if (lease := key()) is not None and lease.deadline <= time]:
-                    del batch[key]
-                    self._ended[key] = None
-                    self._batch_of[key] = self._ended
+                for lease in [lease for lease in batch if lease.deadline <= time]:
+                    del batch[lease]
+                    self._ended[lease] = None
+                    self._batch_of[lease] = self._ended
                 self._due.setdefault(width, []).insert(0, batch)
 
     def take(self) -> Grant | None:
         """Remove and return a due lease: first those that have ended, then the shortest."""
-        while True:
-            batch = self._first_due()
-            if batch is None:
-                return None
-            key, _ = batch.popitem()
-            del self._batch_of[key]
-            lease = key()
-            if lease is not None:
-                return lease
+        batch = self._first_due()
+        if batch is None:
+            return None
+        lease, _ = batch.popitem()
+        del self._batch_of[lease]
+        return lease
 
     def _first_due(self) -> Batch | None:
         if self._ended:

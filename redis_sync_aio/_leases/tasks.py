@@ -1,12 +1,23 @@
-"""Weak references to the tasks that acquire leases: a forgotten lease keeps no task alive."""
+"""The tasks that acquire leases, by weak references: a forgotten lease keeps no task alive."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import CodeType
 from typing import TypeAlias
 from weakref import ReferenceType, ref
 
 TaskRef: TypeAlias = ReferenceType[asyncio.Task[object]]
+
+
+_REQUESTS = frozenset({"acquire", "try_acquire", "attach", "__aenter__"})
+_PACKAGE = str(Path(__file__).parent.parent)
+
+
+def is_request(root: CodeType | None) -> bool:
+    """Return True if ``root``, the code of a task, is a request of this package: its lease is the task's result."""
+    return root is not None and root.co_name in _REQUESTS and root.co_filename.startswith(_PACKAGE)
 
 
 def ended(task: TaskRef) -> bool:

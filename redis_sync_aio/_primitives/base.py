@@ -149,9 +149,10 @@ class Primitive(LeaseContext[L]):
                 raise
             assert grant is not None  # it waits
             by = grant.acquirer = ref(task)
+            grant.root = getattr(task.get_coro(), "cr_code", None)
             if cohort.listed:
                 cohort.resource.leases.note(by, grant)
-            return self._lease_type(grant)
+            return self._lease_type(grant, self)
         return await self._acquire(self._request(ttl, identity, timeout))
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> L | None:
@@ -328,10 +329,10 @@ class Primitive(LeaseContext[L]):
         grant = await (granting() if observers is None else observers.follow(self._kind, self.name, granting))
         if grant is None:
             raise NotHeld.detached(self.name)
-        return self._lease_type(grant)
+        return self._lease_type(grant, self)
 
     async def _acquire(self, request: Request) -> L:
-        return self._lease_type(await self._grant(request))
+        return self._lease_type(await self._grant(request), self)
 
     async def _grant(self, request: Request) -> Grant:
         grant = await self._try(request)
@@ -354,7 +355,7 @@ class Primitive(LeaseContext[L]):
 
     async def _try_lease(self, request: Request) -> L | None:
         grant = await self._try(request)
-        return None if grant is None else self._lease_type(grant)
+        return None if grant is None else self._lease_type(grant, self)
 
     def _try(self, request: Request, observation: Observation | None = None) -> Coroutine[Any, Any, Grant | None]:
         resource = self._resource()

@@ -4,9 +4,9 @@ The grants below, the *members*, are ordinary ones. The manager of their coordin
 releases them. A group is the manager of the grants above, its *shares*: it releases the members when the last share is
 released, and ends all shares when a member is lost.
 
-The life of a group. While the members are held, they do (`on_loss`), so a share still counts when nothing refers
-to it. After a loss only the shares do: a caller that is still inside must not acquire again as if nothing had happened,
-and a group that all callers have forgotten must not stay forever.
+The life of a group. While the members are held, they keep it, so a share still counts when nothing refers to it.
+After a loss only the shares do: a caller that is still inside must not acquire again as if nothing had happened, and a
+group that all callers have forgotten must not stay forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Hashable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
@@ -22,7 +21,7 @@ from .._acquire.request import Request
 from .._core.clock import now
 from .._leases.grant import Grant
 from .._leases.settings import LeaseSettings
-from .._leases.tasks import TaskRef, current_ref, ended
+from .._leases.tasks import TaskRef, current_ref
 from .._leases.terms import HELD, LeaseState
 from ..errors import CommandRefused, LeaseLost, LossReason, WouldDeadlock
 
@@ -47,6 +46,7 @@ class GroupGrant(Grant):
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
         super().__init__(group, first.keys, group.token, group.fence, group.deadline(), period, terms)
         self.acquirer: TaskRef | None = current_ref()
+        self.root = first.root
 
     @property
     def queued(self) -> bool:  # type: ignore[override]
@@ -115,7 +115,6 @@ class LeaseGroup:
 
     def _watch(self, member: Grant) -> None:
         member.group = self
-        member.on_loss = partial(self._member_lost, member)
 
     @staticmethod
     def find(key: Hashable) -> LeaseGroup | None:
@@ -152,10 +151,6 @@ class LeaseGroup:
         """Return the shares that were not released, oldest first; after a loss those that are still referred to."""
         return self.shares or [share for behind in self._behind if (share := behind()) is not None]
 
-    def ownerless(self) -> bool:
-        """Return whether the tasks that acquired the shares have ended, and no owner holds one."""
-        return all(share.acquirer is not None and ended(share.acquirer) for share in self.shares)
-
     def deadline(self) -> float:
         """Return the local time until which all members are certainly held."""
         left = self.members
@@ -178,6 +173,19 @@ class LeaseGroup:
     def forget(self, lease: Grant) -> None:
         """Lose all shares, because one is lost: it may have found out by the clock, before the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
+
+    def let_go(self, lease: Grant) -> None:
+        """Let a share go, which is forgotten, and the members with the last one."""
+        lease.state = LeaseState.RELEASED
+        lease.notify_ended()
+        self.shares = [other for other in self.shares if other is not lease]
+        if not self.shares:
+            self._forget()
+            for member in self.members:
+                if member.state is HELD:
+                    if member.observation is not None:
+                        member.observation.end("forgotten")
+                    member.manager.let_go(member)
 
     def stalled_since(self, time: float) -> float:
         """Return how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
@@ -234,7 +242,8 @@ class LeaseGroup:
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def _member_lost(self, member: Grant) -> None:
+    def member_lost(self, member: Grant) -> None:
+        """End the shares, since ``member`` was lost."""
         self._end(member, member.reason or "expired")
 
     def _end(self, member: Grant, reason: LossReason) -> None:
@@ -250,13 +259,11 @@ class LeaseGroup:
         self._behind = [ref(share) for share in shares]
         interrupted: set[object] = set()
         for share in shares:
-            if share.on_loss is not None:
+            if share.guards():
                 if share.body in interrupted:  # an outer body of the same task is cancelled, and this one with it
-                    share.on_loss = None
+                    share.hold = None
                 interrupted.add(share.body)
             share.lose(reason, member.cause)
-        for other in self.members:
-            other.on_loss = None
         if not shares:
             self._forget()
 
@@ -268,7 +275,7 @@ class LeaseGroup:
 
     def _forget(self) -> None:
         for member in self.members:
-            member.on_loss = None
+            member.group = None  # no cycle is left
         if _groups.get(self._key) is self:
             del _groups[self._key]
 

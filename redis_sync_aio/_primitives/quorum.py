@@ -17,7 +17,6 @@ import asyncio
 import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from weakref import ReferenceType, ref
 
 from .._core.clock import now
 from .._leases.grant import Grant
@@ -143,8 +142,7 @@ class QuorumGroup(LeaseGroup):
     # -- servers that come back ------------------------------------------------------------------------
 
     def _rejoin_in(self, seconds: float) -> None:
-        this: ReferenceType[QuorumGroup] = ref(self)
-        self._rejoining = self.loop.call_later(seconds, _if_there, this, lambda it: it._rejoin(seconds))
+        self._rejoining = self.loop.call_later(seconds, self._rejoin, seconds)
 
     def _rejoin(self, seconds: float) -> None:
         held = {self._where[member] for member in self.held()}
@@ -183,12 +181,12 @@ class QuorumGroup(LeaseGroup):
         if left <= 0:
             self._end(min(self.members, key=_certain), "expired")
         else:
-            this: ReferenceType[QuorumGroup] = ref(self)
-            self._timer = self.loop.call_later(left, _if_there, this, QuorumGroup._look)
+            self._timer = self.loop.call_later(left, self._look)
 
-    def _member_lost(self, member: Grant) -> None:
+    def member_lost(self, member: Grant) -> None:
+        """End the share if too few members are left."""
         if not self._releasing and len(self.held()) < self._fewest:
-            super()._member_lost(member)
+            super().member_lost(member)
 
     def _end(self, member: Grant, reason: LossReason) -> None:
         if self.lost is None:
@@ -207,13 +205,6 @@ class QuorumGroup(LeaseGroup):
             if what is not None:
                 what.cancel()
         self._timer = self._rejoining = None
-
-
-def _if_there(quorum: ReferenceType[QuorumGroup], do: Callable[[QuorumGroup], None]) -> None:
-    """Do it if the group still exists: a timer must not keep a group that all callers have forgotten."""
-    found = quorum()
-    if found is not None:
-        do(found)
 
 
 class _Releasing:

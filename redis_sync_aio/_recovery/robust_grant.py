@@ -44,9 +44,9 @@ class RobustLease(Lease):
     It is a [`Lease`][redis_sync_aio.Lease] and has all that a lease has.
     """
 
-    def __init__(self, grant: RobustGrant) -> None:
-        """Wrap ``grant``. The package makes leases; you get one from ``acquire()``."""
-        super().__init__(grant)
+    def __init__(self, grant: RobustGrant, maker: object) -> None:
+        """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
+        super().__init__(grant, maker)
         self._robust = grant
 
     @property

@@ -72,17 +72,11 @@ class Cohorts:
 
     def shares(self) -> list[Grant]:
         """Return the parts that tasks hold of the grants that they share."""
-        held = self._resource.leases.all()
-        return [share for grant in held if isinstance(grant, ProcessGrant) for share in grant.everybody()]
+        return [share for grant in self._resource.leases if isinstance(grant, ProcessGrant) for share in grant.shares]
 
     def is_shared(self, grant: Grant) -> bool:
         """Return whether tasks share ``grant``, and hold parts of it."""
         return isinstance(grant, ProcessGrant)
-
-    def loosen(self, grant: Grant) -> None:
-        """Stop owning the parts of ``grant`` whose task has ended: other code may refer to them."""
-        assert isinstance(grant, ProcessGrant)
-        grant.loosen()
 
     def list_shares(self) -> None:
         """Index the parts by task if there are many."""
@@ -153,6 +147,7 @@ async def acquire_shared(
         raise
     if lease is not None and task is not None:
         by = lease.acquirer = ref(task)
+        lease.root = getattr(task.get_coro(), "cr_code", None)
         if cohort.listed:
             cohort.resource.leases.note(by, lease)
     return lease

@@ -201,7 +201,7 @@ class Holdings(TaskGrantManager):
     def lost(self, grant: ProcessGrant) -> None:
         """End the parts of ``grant``, which was lost, and stop handing it on."""
         self._forget(grant)
-        shares, grant.shares = grant.everybody(), []
+        shares, grant.shares = grant.shares, []
         for share in shares:
             share.lose(grant.reason or "expired")
         grant.one_left()

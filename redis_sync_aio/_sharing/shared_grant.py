@@ -11,14 +11,12 @@ import asyncio
 import math
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
-from weakref import ReferenceType, ref
 
 from .._acquire.request import Request
 from .._acquire.resource import Resource
 from .._client.resp import Argument, Reply
 from .._core.clock import now
 from .._core.keys import Keys
-from .._leases.forgotten import weakly
 from .._leases.grant import Grant, LeaseManager
 from .._leases.loss import Cause
 from .._leases.manager import GrantManager
@@ -97,7 +95,6 @@ class ProcessGrant(Grant):
         self._range = FENCE_RANGE
         self.shares: list[TaskGrant] = []
         self.contended, self.sound, self.share_ended = False, True, None
-        self._loose: dict[ReferenceType[TaskGrant], None] = {}  # whose task has ended
         self._reserved(fence, FENCE_RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
@@ -133,45 +130,24 @@ class ProcessGrant(Grant):
             else:
                 self.contended = False
 
-    def everybody(self) -> list[TaskGrant]:
-        """Return all parts, also those that only references keep."""
-        if not self._loose:
-            return self.shares
-        return [*self.shares, *(share for reference in self._loose if (share := reference()) is not None)]
-
     def observed(self) -> Observation | None:
         """Return what is observed of the first request that has a part of it."""
         return next((share.observation for share in self.shares if share.observation), None)
 
-    def loosen(self) -> None:
-        """Stop owning the parts whose task has ended: other code may refer to them. No other task joins them."""
-        for share in [share for share in self.shares if share.ownerless()]:
-            self.cohort.part_with(self)
-            self.shares.remove(share)
-            self.cohort.resource.leases.discard(share)
-            self._loose[weakly(share, self.cohort.loop, self._forgotten)] = None
-
-    def tighten(self, share: TaskGrant) -> None:
-        """Keep ``share``, which ends now, as any other part."""
-        if self._loose and (reference := ref(share)) in self._loose:
-            del self._loose[reference]
-            self.shares.append(share)
-
-    def _forgotten(self, reference: ReferenceType[TaskGrant]) -> None:
-        """Stop renewing for a part that nothing refers to."""
-        self._loose.pop(reference, None)
-        self.one_left()
-        if not self.shares and not self._loose:
-            self.auto_renew, self.renew_at = False, self.deadline
+    def drop_forgotten(self) -> bool:
+        """Drop the parts that are forgotten, and warn; return False, as the grant itself belongs to the process."""
+        for share in list(self.shares):
+            share.drop_forgotten()
+        return False
 
     def prolonged(self) -> None:
         """Let the parts last as long as this grant."""
-        for share in self.everybody():
+        for share in self.shares:
             share.deadline = min(share.ends, self.deadline)
 
     def look_at_shares(self, time: float) -> None:
         """End the parts whose own time is up; their timers do not count time asleep."""
-        for share in list(self.everybody()):
+        for share in list(self.shares):
             if time >= share.ends:
                 share.lose("expired")
 

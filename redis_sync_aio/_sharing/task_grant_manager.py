@@ -9,6 +9,7 @@ from .._acquire.resource import Resource
 from .._core.clock import now
 from .._core.keys import Keys
 from .._leases.grant import Grant
+from .._leases.terms import LeaseState
 from ..errors import LeaseLost
 from .shared_grant import ProcessGrant, TaskGrant
 
@@ -89,24 +90,35 @@ class TaskGrantManager(ABC):
         """End ``lease``, with a command unless another task gets the grant."""
         assert isinstance(lease, TaskGrant)
         grant = lease.process_grant
-        grant.tighten(lease)
         if self.thread and self.passed_on(lease):
             lease.release_ended(None)
             return
         grant.shares.remove(lease)
         grant.one_left()
         lease.leave()
-        if grant.everybody():
+        if grant.shares:
             lease.release_ended(None)
             return
         grant.releasers = [*(grant.releasers or ()), LastShare(lease)]
         self.give_back(grant)
 
+    def let_go(self, lease: Grant) -> None:
+        """Let ``lease`` go, which is forgotten. No other task gets its grant, which ends with its last part."""
+        assert isinstance(lease, TaskGrant)
+        grant = lease.process_grant
+        self.part_with(grant)
+        grant.shares.remove(lease)
+        lease.state = LeaseState.RELEASED
+        lease.leave()
+        lease.notify_ended()
+        grant.one_left()
+        if not grant.shares:
+            grant.auto_renew, grant.renew_at = False, grant.deadline
+
     def forget(self, lease: Grant) -> None:
         """Forget ``lease``, which is lost. If it ended by itself, the grant is not handed on: its task may write."""
         assert isinstance(lease, TaskGrant)
         grant = lease.process_grant
-        grant.tighten(lease)
         lease.leave()
         if lease not in grant.shares:
             return  # the grant is lost
@@ -114,7 +126,7 @@ class TaskGrantManager(ABC):
         grant.one_left()
         if now() >= grant.deadline:
             grant.lose("expired")
-        elif grant.everybody():
+        elif grant.shares:
             self.part_with(grant)
         else:
             self.give_back(grant)

@@ -100,7 +100,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "leases are not re-checked": Mutant(LinkEvents, "_recheck", "hub.manager.renewals.recheck(lease)"),
     "the deadline passes unnoticed": Mutant(GrantManager, "_look_at", "if time >= lease.deadline:", "if False:"),
-    "a lost lease lets the body run": Mutant(Hold, "__aenter__", "grant.on_loss = self._lost"),
+    "a lost lease lets the body run": Mutant(Hold, "__aenter__", "grant.hold = ref(self)"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
     "a refusal cuts a lease": Mutant(Deadlines, "settle", "self._last_for(lease, known)"),

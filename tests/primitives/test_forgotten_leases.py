@@ -6,8 +6,9 @@ import asyncio
 import gc
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -39,13 +40,21 @@ class Noted:
         self._caught = caught
 
     def forgotten(self) -> list[str]:
-        """Return the texts about forgotten leases, after a collection: a cycle may keep them."""
-        gc.collect()
+        """Return the texts about forgotten leases."""
         return [
             str(one.message)
             for one in self._caught
             if one.category is ResourceWarning and "was forgotten" in str(one.message)
         ]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """A process that never collects garbage."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -70,13 +79,46 @@ async def ended(make: Make, keep: list[Lease] | None = None) -> None:
     assert isinstance(task.exception(), RuntimeError)
 
 
+async def acquires(it: Any) -> None:
+    await it.acquire()
+
+
+async def enters(it: Any) -> None:
+    await it.__aenter__()
+
+
+async def enters_a_hold(it: Any) -> None:
+    await it.hold().__aenter__()
+
+
+async def enters_its_lease(it: Any) -> None:
+    lease = await it.acquire()
+    await lease.__aenter__()
+
+
+async def enters_by_a_stack(it: Any) -> None:
+    stack = AsyncExitStack()
+    await stack.enter_async_context(it.hold(on_lost="event"))
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("forgets", [acquires, enters, enters_a_hold, enters_its_lease, enters_by_a_stack])
 async def test_a_forgotten_lease_ends_with_its_ttl(
-    everywhere: Everywhere, noted: Noted, caplog: pytest.LogCaptureFixture
+    everywhere: Everywhere,
+    noted: Noted,
+    caplog: pytest.LogCaptureFixture,
+    forgets: Callable[[Any], Coroutine[Any, Any, None]],
 ) -> None:
-    """Its task has ended and nothing refers to it: a ResourceWarning and a log line name it, and others get it."""
+    """Its task has ended, and nothing could release it: a ResourceWarning and a log line name it, and others get it.
+
+    No garbage collection is needed for that: no cycle keeps it, whatever was entered and never left.
+    """
 
     async def forget(_: Primitive, make: Make) -> None:
-        await ended(make)
+        async def job() -> None:
+            await forgets(make(ttl=TTL))
+
+        await asyncio.create_task(job())
 
     async def get(primitive: Primitive, make: Make) -> None:
         async with asyncio.timeout(30):
@@ -86,7 +128,7 @@ async def test_a_forgotten_lease_ends_with_its_ttl(
 
     def all_told() -> bool:
         told = "".join(noted.forgotten())
-        return all(f"'{primitive.label}' (fence " in told for primitive in PRIMITIVES)
+        return all(f"the lease on '{primitive.label}" in told for primitive in PRIMITIVES)
 
     with caplog.at_level(logging.WARNING, "redis_sync_aio"):
         await everywhere(forget)
@@ -95,34 +137,32 @@ async def test_a_forgotten_lease_ends_with_its_ttl(
     await everywhere(get)
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("share", [False, True])
 async def test_a_lease_that_was_waited_for_needs_no_collector(
     sync: Coordinator, other: Coordinator, noted: Noted, share: bool
 ) -> None:
     """No cycle keeps it, of what reports long waits or of an error before: a collection may come much later."""
-    lock, blocker = sync.lock("waited-for", ttl=5 * TTL, share=share), await other.lock("waited-for").acquire()
+    blocker = await other.lock("waited-for").acquire()
     gave_up = asyncio.Event()
 
     async def job() -> None:
+        lock = sync.lock("waited-for", ttl=5 * TTL, share=share)
         with suppress(AcquireTimeout):
             await lock.acquire(timeout=0.01)
         gave_up.set()
         lease = await lock.acquire()
         assert lease.fence > blocker.fence
 
-    gc.disable()
-    try:
-        async with asyncio.timeout(60):
-            task = asyncio.create_task(job())
-            await gave_up.wait()
-            await wait_until(waits(lock), FAST, timeout=20)
-            await blocker.release()
-            await task
-            del task
-            await wait_until(lambda: not sync.statistics().held, FAST, timeout=20)
-    finally:
-        gc.enable()
-    await wait_until(lambda: "'waited-for' (fence " in "".join(noted.forgotten()), FAST, timeout=20)
+    async with asyncio.timeout(60):
+        task = asyncio.create_task(job())
+        await gave_up.wait()
+        await wait_until(waits(other.lock("waited-for")), FAST, timeout=20)
+        await blocker.release()
+        await task
+        del task
+        await wait_until(lambda: "'waited-for' (fence " in "".join(noted.forgotten()), FAST, timeout=20)
+        await wait_until(lambda: not sync.statistics().held, FAST, timeout=20)
 
 
 async def test_a_lease_that_somebody_refers_to_outlives_its_task(everywhere: Everywhere, noted: Noted) -> None:
@@ -158,22 +198,47 @@ async def test_a_living_task_need_not_keep_its_lease(everywhere: Everywhere, not
 @pytest.mark.parametrize("share", [False, True])
 async def test_a_lease_in_a_cycle_is_found_by_the_collector(sync: Coordinator, noted: Noted, share: bool) -> None:
     """As of an object that keeps its lease and its own callbacks."""
-    sem = AsyncSemaphore(sync, "it", limit=1, ttl=3 * TTL, share=share)  # a collection may take long
 
     class Worker:
         def __init__(self) -> None:
             self.me = self
+            self.sem = AsyncSemaphore(sync, "it", limit=1, ttl=3 * TTL, share=share)  # a collection may take long
 
         async def run(self) -> None:
-            self.lease = await sem.acquire()
+            self.lease = await self.sem.acquire()
 
     async def work() -> None:
         await Worker().run()
 
+    def told() -> bool:
+        gc.collect()
+        return bool(noted.forgotten())
+
     await asyncio.create_task(work())
-    await wait_until(noted.forgotten, OFTEN, timeout=30)
-    async with asyncio.timeout(30), sem:
+    await wait_until(told, OFTEN, timeout=30)
+    async with asyncio.timeout(30), AsyncSemaphore(sync, "it", limit=1):
         pass
+
+
+async def test_the_lease_of_an_ended_task_is_renewed_while_its_primitive_may_release_it(
+    everywhere: Everywhere, noted: Noted
+) -> None:
+    """As in a fixture: what begins a test runs in one task, what ends it in another, and both know the lock."""
+
+    async def check(primitive: Primitive, make: Make) -> None:
+        it = make(ttl=TTL)
+
+        async def begin() -> None:
+            await it.acquire()
+
+        await asyncio.create_task(begin())
+        await asyncio.sleep(2.5 * TTL)
+        await it.release()
+        async with asyncio.timeout(20), make():
+            pass
+
+    await everywhere(check)
+    assert not noted.forgotten()
 
 
 async def test_a_lease_of_an_identity_or_of_an_owner_goes_on(sync: Coordinator, noted: Noted) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from typing import cast
 
@@ -84,14 +83,3 @@ def test_what_has_left_is_not_looked_at() -> None:
     assert schedule.take() is None
     assert not schedule.behind
     schedule.leave(late)
-
-
-def test_it_keeps_no_lease_alive() -> None:
-    """One that nobody has any more is collected, whether it is due or not; another one may have its place in memory."""
-    schedule = Schedule()
-    for _ in range(1000):
-        schedule.enter(lease(), 5.0, slack=0.5)
-    gc.collect()
-    kept = lease()
-    assert schedule.enter(kept, 5.0, slack=0.5)
-    assert taken(schedule, 6.0) == [kept]
