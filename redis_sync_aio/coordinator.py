@@ -21,18 +21,21 @@ from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, s
 from ._client.owned import owned_client, refuse_client_options
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, RedisClient, address_of
-from ._core.arguments import Name, Seconds, seconds
+from ._core.arguments import Seconds, seconds
 from ._core.attached import Observer
-from ._core.keys import Engine
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.hold import OnLost
+from ._primitives.factory import makes
 from .barrier import AsyncBarrier
+from .election import LeaderElection
+from .fence_gate import FenceGate
+from .jobs import idempotent, once, once_per
 from .lock import AsyncLock
 from .multilock import AsyncMultiLock
 from .parties import AsyncCountDownLatch, AsyncEvent
 from .reentrant import AsyncReentrantLock
+from .robust import AsyncRobustLock
 from .rwlock import AsyncReadWriteLock
-from .semaphore import AsyncSemaphore, OnMismatch
+from .semaphore import AsyncSemaphore
+from .transaction import transaction, watch_retry
 
 __all__ = ["Coordinator", "CoordinatorStatistics", "HeldHere", "Push", "WaitingHere"]
 
@@ -200,168 +203,68 @@ class Coordinator:
         hub.check_context()
         return statistics_of(hub)
 
-    # -- primitives ------------------------------------------------------------------------------------
+    # -- primitives: arguments and errors are those of the class or function, which takes the coordinator first --
 
-    @explains_words_of_redis_py
-    def lock(
-        self,
-        name: Name,
-        *,
-        ttl: Seconds | None = 30.0,
-        auto_renew: bool = True,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        engine: Engine = "auto",
-        share: bool = False,
-        linger: Seconds = 0.0,
-        max_waiting: int | None = None,
-    ) -> AsyncLock:
-        """Return a lock: one holder at a time, in the order of the requests.
+    @makes(AsyncLock)
+    def lock(self, *args: Any, **options: Any) -> Any:
+        """Return a lock: one holder at a time, in the order of the requests. Arguments: `AsyncLock`."""
 
-        Arguments and errors are those of `AsyncLock`.
-        """
-        return AsyncLock(
-            self,
-            name,
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine=engine,
-            share=share,
-            linger=linger,
-            max_waiting=max_waiting,
-        )
+    @makes(AsyncSemaphore)
+    def semaphore(self, *args: Any, **options: Any) -> Any:
+        """Return a semaphore: as many holders at a time as it has permits. Arguments: `AsyncSemaphore`."""
 
-    @explains_words_of_redis_py
-    def semaphore(
-        self,
-        name: Name,
-        limit: int | None,
-        *,
-        on_mismatch: OnMismatch = "raise",
-        ttl: Seconds = 30.0,
-        auto_renew: bool = True,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        engine: Engine = "auto",
-        share: bool = False,
-        linger: Seconds = 0.0,
-        max_waiting: int | None = None,
-    ) -> AsyncSemaphore:
-        """Return a semaphore: as many holders at a time as it has permits.
+    @makes(AsyncReadWriteLock)
+    def read_write_lock(self, *args: Any, **options: Any) -> Any:
+        """Return a read/write lock: any number of readers, or one writer. Arguments: `AsyncReadWriteLock`."""
 
-        Arguments and errors are those of `AsyncSemaphore`.
-        """
-        return AsyncSemaphore(
-            self,
-            name,
-            limit,
-            on_mismatch=on_mismatch,
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine=engine,
-            share=share,
-            linger=linger,
-            max_waiting=max_waiting,
-        )
+    @makes(AsyncReentrantLock)
+    def reentrant_lock(self, *args: Any, **options: Any) -> Any:
+        """Return a lock that its owner may acquire again. Arguments: `AsyncReentrantLock`."""
 
-    @explains_words_of_redis_py
-    def read_write_lock(
-        self,
-        name: Name,
-        *,
-        ttl: Seconds = 30.0,
-        auto_renew: bool = True,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        engine: Engine = "auto",
-        share: bool = False,
-        linger: Seconds = 0.0,
-        max_waiting: int | None = None,
-    ) -> AsyncReadWriteLock:
-        """Return a read/write lock: any number of readers at a time, or one writer.
+    @makes(AsyncMultiLock)
+    def multi_lock(self, *args: Any, **options: Any) -> Any:
+        """Return a lock over several names, held on all of them or on none. Arguments: `AsyncMultiLock`."""
 
-        Arguments and errors are those of `AsyncReadWriteLock`.
-        """
-        return AsyncReadWriteLock(
-            self,
-            name,
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine=engine,
-            share=share,
-            linger=linger,
-            max_waiting=max_waiting,
-        )
+    @makes(AsyncRobustLock)
+    def robust_lock(self, *args: Any, **options: Any) -> Any:
+        """Return a lock whose next holder finds the record of a crashed one. Arguments: `AsyncRobustLock`."""
 
-    @explains_words_of_redis_py
-    def reentrant_lock(
-        self,
-        name: Name,
-        *,
-        ttl: Seconds | None = 30.0,
-        auto_renew: bool = True,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        engine: Engine = "auto",
-    ) -> AsyncReentrantLock:
-        """Return a lock that its owner, a task or a value, may acquire again.
+    @makes(AsyncEvent)
+    def event(self, *args: Any, **options: Any) -> Any:
+        """Return an event: tasks of all processes wait until one of them sets it. Arguments: `AsyncEvent`."""
 
-        Arguments and errors are those of `AsyncReentrantLock`.
-        """
-        return AsyncReentrantLock(
-            self,
-            name,
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine=engine,
-        )
+    @makes(AsyncCountDownLatch)
+    def latch(self, *args: Any, **options: Any) -> Any:
+        """Return a latch: tasks wait until it was counted down to 0. Arguments: `AsyncCountDownLatch`."""
 
-    @explains_words_of_redis_py
-    def multi_lock(
-        self,
-        names: Iterable[Name],
-        *,
-        ttl: Seconds | None = 30.0,
-        auto_renew: bool = True,
-        max_hold: Seconds | None = None,
-        on_lost: OnLost = "cancel",
-        engine: Engine = "auto",
-    ) -> AsyncMultiLock:
-        """Return a lock over several names: it is held on all of them, or on none.
+    @makes(AsyncBarrier)
+    def barrier(self, *args: Any, **options: Any) -> Any:
+        """Return a barrier: tasks wait for each other, and pass together. Arguments: `AsyncBarrier`."""
 
-        Arguments and errors are those of `AsyncMultiLock`.
-        """
-        return AsyncMultiLock(
-            self, names, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine
-        )
+    @makes(LeaderElection)
+    def election(self, *args: Any, **options: Any) -> Any:
+        """Return an election: one of the candidates leads at a time. Arguments: `LeaderElection`."""
 
-    def event(self, name: Name, *, keep: Seconds | None = None, engine: Engine = "auto") -> AsyncEvent:
-        """Return an event: tasks of all processes wait until one of them sets it.
+    @makes(FenceGate)
+    def fence_gate(self, *args: Any, **options: Any) -> Any:
+        """Return a gate that keeps late holders out of a resource. Arguments: `FenceGate`."""
 
-        Arguments and errors are those of `AsyncEvent`.
-        """
-        return AsyncEvent(self, name, keep=keep, engine=engine)
+    @makes(transaction)
+    def transaction(self, *args: Any, **options: Any) -> Any:
+        """Run a body as a transaction, and again after a conflict. Arguments: `redis_sync_aio.transaction`."""
 
-    def latch(
-        self, name: Name, count: int, *, keep: Seconds = 86_400.0, engine: Engine = "auto"
-    ) -> AsyncCountDownLatch:
-        """Return a latch: tasks of all processes wait until it was counted down to 0.
+    @makes(watch_retry)
+    def watch_retry(self, *args: Any, **options: Any) -> Any:
+        """Return a decorator, and loop, of transactions. Arguments: `redis_sync_aio.watch_retry`."""
 
-        Arguments and errors are those of `AsyncCountDownLatch`.
-        """
-        return AsyncCountDownLatch(self, name, count, keep=keep, engine=engine)
+    @makes(once)
+    def once(self, *args: Any, **options: Any) -> Any:
+        """Return a context manager that one process enters per slot. Arguments: `redis_sync_aio.jobs.once`."""
 
-    def barrier(self, name: Name, parties: int, *, ttl: Seconds = 10.0, engine: Engine = "auto") -> AsyncBarrier:
-        """Return a barrier: tasks of all processes wait for each other, and pass together.
+    @makes(once_per)
+    def once_per(self, *args: Any, **options: Any) -> Any:
+        """Return a decorator: one call per slot runs. Arguments: `redis_sync_aio.jobs.once_per`."""
 
-        Arguments and errors are those of `AsyncBarrier`.
-        """
-        return AsyncBarrier(self, name, parties, ttl=ttl, engine=engine)
+    @makes(idempotent)
+    def idempotent(self, *args: Any, **options: Any) -> Any:
+        """Return a decorator: all calls with one key get one result. Arguments: `redis_sync_aio.jobs.idempotent`."""

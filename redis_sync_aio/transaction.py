@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ._acquire.implicit import client_of, prefix_of
+from ._acquire.binding import CoordinatorLike
+from ._acquire.implicit import binding_of, client_of, prefix_of
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, encode, is_cluster
 from ._client.topology import servers_of
@@ -33,7 +34,6 @@ from ._leases.lease import Lease, grant_of
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
 from ._transactions.options import Committed, TransactionOptions
-from .coordinator import Coordinator
 from .multilock import AsyncMultiLock
 
 __all__ = ["Attempt", "Committed", "Transaction", "WatchRetry", "transaction", "watch_retry"]
@@ -50,7 +50,7 @@ TURN_MAX = 30.0
 
 
 async def transaction(
-    client: Client | Coordinator,
+    client: Client | CoordinatorLike,
     body: Callable[[Transaction], Awaitable[T]],
     *keys: Name,
     attempts: int = ATTEMPTS,
@@ -143,7 +143,7 @@ async def transaction(
 
 
 def watch_retry(
-    client: Client | Coordinator,
+    client: Client | CoordinatorLike,
     *keys: Name,
     attempts: int = ATTEMPTS,
     timeout: Seconds | None = None,
@@ -200,7 +200,7 @@ class WatchRetry:
     Examples, errors and cancellation: see `watch_retry`.
     """
 
-    def __init__(self, client: Client | Coordinator, keys: tuple[Name, ...], terms: TransactionOptions) -> None:
+    def __init__(self, client: Client | CoordinatorLike, keys: tuple[Name, ...], terms: TransactionOptions) -> None:
         self._client = client
         self._keys = keys
         self._terms = terms
@@ -250,11 +250,11 @@ async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) 
     return replace(done, value=value)
 
 
-def _attempts(client: Client | Coordinator, terms: TransactionOptions) -> Attempts:
+def _attempts(client: Client | CoordinatorLike, terms: TransactionOptions) -> Attempts:
     redis = servers_of(client_of(client)).client_of(*terms.keys)
     turn = None if terms.escalate_after is None else LockTurn(client, terms.keys)
-    if isinstance(client, Coordinator):
-        options = client._binding.options
+    if (binding := binding_of(client)) is not None:
+        options = binding.options
         return Attempts(redis, terms, options.retry_for, turn, options.asked_response_timeout)
     return Attempts(redis, terms, RETRY_FOR, turn)
 
@@ -262,7 +262,7 @@ def _attempts(client: Client | Coordinator, terms: TransactionOptions) -> Attemp
 class LockTurn:
     """The turn on some keys: a multi-lock on names derived from them."""
 
-    def __init__(self, client: Client | Coordinator, keys: tuple[bytes, ...]) -> None:
+    def __init__(self, client: Client | CoordinatorLike, keys: tuple[bytes, ...]) -> None:
         self._client = client
         self._names = tuple(map(turn_key, keys))
         self.keys: tuple[bytes, ...] = tuple(lock_keys(name, prefix_of(client)).all[0] for name in self._names)
@@ -288,7 +288,7 @@ class LockTurn:
 
 
 def _terms(
-    client: Client | Coordinator,
+    client: Client | CoordinatorLike,
     keys: tuple[Name, ...],
     attempts: int,
     timeout: Seconds | None,
@@ -320,7 +320,7 @@ def _terms(
     )
 
 
-def _encoded(client: Client | Coordinator, keys: tuple[Name, ...]) -> tuple[bytes, ...]:
+def _encoded(client: Client | CoordinatorLike, keys: tuple[Name, ...]) -> tuple[bytes, ...]:
     """Return the keys as bytes, each once."""
     redis = client_of(client)
     if not keys:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
+from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncBarrier,
@@ -18,10 +20,15 @@ from redis_sync_aio import (
     AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
+    FenceGate,
     LeaderElection,
     Lease,
+    Transaction,
+    transaction,
+    watch_retry,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.jobs import idempotent, once, once_per
 
 from ..support.inside import hub_options
 
@@ -43,6 +50,7 @@ def test_a_coordinator_shows_what_users_need() -> None:
         *("from_url", "client", "close", "why_closed"),
         *("connection_error", "connections", "statistics"),
         *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch", "barrier"),
+        *("robust_lock", "election", "fence_gate", "transaction", "watch_retry", "once", "once_per", "idempotent"),
     }
 
 
@@ -57,13 +65,41 @@ def test_a_coordinator_shows_what_users_need() -> None:
         ("event", AsyncEvent),
         ("latch", AsyncCountDownLatch),
         ("barrier", AsyncBarrier),
+        ("robust_lock", AsyncRobustLock),
+        ("election", LeaderElection),
+        ("fence_gate", FenceGate),
+        ("transaction", transaction),
+        ("watch_retry", watch_retry),
+        ("once", once),
+        ("once_per", once_per),
+        ("idempotent", idempotent),
     ],
 )
-def test_a_coordinator_makes_each_primitive_with_all_its_options(method: str, kind: type) -> None:
+def test_a_coordinator_makes_each_primitive_with_all_its_options(method: str, kind: Callable[..., object]) -> None:
     """An option that is added to a class is one of the coordinator's method, too, with the same default and type."""
     own = inspect.signature(getattr(Coordinator, method)).parameters
     of_class = inspect.signature(kind).parameters
     assert dict(own) == {"self": own["self"], **{name: of_class[name] for name in of_class if name != "client"}}
+
+
+async def test_what_a_coordinator_makes_goes_by_its_prefix_and_connection(redis: Redis) -> None:
+    """Each primitive of one server can be made by the coordinator; it needs no client of its own."""
+    async with Coordinator(redis, prefix="app:") as sync:
+        async with sync.robust_lock("work"), sync.election("leader").lead():
+            assert {it.name for it in sync.statistics().held} == {"work", "leader"}
+        await sync.fence_gate("gate").accept(7)
+
+        async def add(tx: Transaction) -> int:
+            before = await tx.get("counter")
+            tx.multi()
+            tx.set("counter", int(before or 0) + 1)
+            return 1
+
+        assert (await sync.transaction(add, "counter")).value == 1
+        async with sync.once("nightly", slot="today") as lease:
+            assert lease is not None
+        assert sync.connections == 1
+        assert all("app:" in key for key in map(str, await redis.keys("*")) if "counter" not in key)
 
 
 def test_implicit_hubs_have_the_defaults_of_a_coordinator() -> None:
