@@ -39,7 +39,7 @@ async def run_process(url: str, begin: float, late: float) -> None:
     async with Coordinator.from_url(url) as sync, Redis.from_url(url) as redis:
         for slot in range(SLOTS):
             await asyncio.sleep(max(0.0, begin + slot * PERIOD + late - time.time()))
-            async with once(sync, "nightly", slot=slot, at_least=3600, on_crash="again", ttl=TTL) as lease:
+            async with once(sync, "nightly", slot=slot, keep=3600, on_crash="again", ttl=TTL) as lease:
                 if lease is not None:
                     await job(redis, slot)
 

@@ -31,6 +31,7 @@ later gets no events of requests that began before.
   asked.
 - A waiter of an event, a latch or a barrier holds nothing: `Released` follows `Granted` immediately.
 - The events of a Redlock go to the observers of the first of its coordinators.
+- A call of a job (`once`, `once_per`) that does not run it is no request, or one of a lock, and then `Skipped`.
 - `redis_sync_aio.compat.Lock` has no events: its lock may be released by any process that knows the token.
 """
 
@@ -48,6 +49,7 @@ from ._core.events import (
     Released,
     RenewedLate,
     Requested,
+    Skipped,
     Stalled,
     Withdrawn,
     WithdrawnOutcome,
@@ -68,6 +70,7 @@ __all__ = [
     "Released",
     "RenewedLate",
     "Requested",
+    "Skipped",
     "Stalled",
     "Withdrawn",
     "WithdrawnOutcome",

@@ -11,37 +11,38 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import inspect
 import json
-import string
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from datetime import UTC, datetime, tzinfo
+from types import TracebackType
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 from ._acquire.binding import CoordinatorLike
+from ._acquire.implicit import hub_of
 from ._client.error_replies import is_transient
 from ._client.retry import RETRY
 from ._client.settings import Client
-from ._core.arguments import Seconds, is_async, one_of, timeout_seconds, ttl_ms
-from ._core.clock import now, wall_ns
+from ._core import logs
+from ._core.arguments import Seconds, one_of, timeout_seconds, ttl_ms
+from ._core.clock import now
 from ._core.display import shown
-from ._core.keys import mark_key
-from ._core.name_templates import check_template, names_from
+from ._core.keys import SlotState, mark_key
+from ._core.name_templates import check_template, escaped, names_from, text_of, without_fields
+from ._core.slot_times import DAY, SlotName
 from ._leases.cancel_on_loss import is_by_loss
+from ._leases.hold import leave_unentered
 from ._leases.lease import Lease, grant_of
 from ._transactions.handle import Transaction
 from .errors import FingerprintMismatch, OutcomeUnknown, RunInterrupted, SyncError
-from .lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip
+from .lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
 from .transaction import transaction
 
-__all__ = ["Codec", "OnCrash", "OnInterrupted", "idempotent", "once", "once_per"]
+__all__ = ["Codec", "OnCrash", "OnInterrupted", "SlotState", "idempotent", "once", "once_per"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DAY = 86_400.0
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEGUN = "begun"
 """The part of a mark that has the fence of the run, by which a run knows a mark of its own."""
 OnCrash: TypeAlias = Literal["skip", "again"]
@@ -62,18 +63,22 @@ def once(
     name: str,
     *,
     slot: object = "",
-    at_least: Seconds = DAY,
+    keep: Seconds = DAY,
     on_crash: OnCrash = "skip",
     ttl: Seconds = 30.0,
     timeout: Seconds | None = None,
 ) -> AbstractAsyncContextManager[Lease | None]:
     """Return an async context manager: of all that enter it for one slot, one gets a lease. The others get None.
 
+    A call that gets None logs the state of the slot (``job_skipped``) and tells observers
+    ([`Skipped`][redis_sync_aio.instrumentation.Skipped]): it is done, an earlier run failed, or it is running.
+
     Args:
         client: A `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
         name: The name of the job.
-        slot: What is done once, such as a date. Its text follows the name after a colon.
-        at_least: How long the slot stays done: seconds or timedelta, longer than clocks and schedules may differ. It
+        slot: What is done once, such as a date. Its text follows the name after a colon, with its own colons escaped
+            as ``%3A``. Bytes are UTF-8 text. Default: the job has one slot.
+        keep: How long the slot is remembered: seconds or timedelta, longer than clocks and schedules may differ. It
             counts from the beginning of the run for ``on_crash="skip"``, else from its end. Default: a day.
         on_crash: What happens after a run that raised, was cancelled or was killed. "skip" (default): it is not
             repeated, so the work runs at most once; a caller that comes during a run gets None immediately. "again":
@@ -83,7 +88,9 @@ def once(
         timeout: How long to wait for another run (``on_crash="again"``): seconds or timedelta. None: no limit.
 
     Raises:
-        TypeError, ValueError: At the call: an argument is bad.
+        TypeError, ValueError: At the call: an argument is bad, or ``slot`` would be another one at every call (a time
+            with microseconds, an object without a text of its own).
+        RuntimeError: The result was entered before.
         AcquireTimeout: Another run took longer than ``timeout``.
         LeaseLost: The lease was lost. The slot is not marked as done, unless the loss came while it was being marked.
         OutcomeUnknown: The answer to a mark was lost, and nothing told its outcome for ``retry_for`` seconds.
@@ -100,34 +107,124 @@ def once(
                 await report(fence=lease.fence)
         ```
     """
-    one_of(on_crash, get_args(OnCrash), "on_crash")
-    text = f"{slot}"
+    ms, limit = _checked_options(keep, on_crash, ttl, timeout), timeout_seconds(timeout)
+    whole = slot_name(name, slot)
+    lock = AsyncLock(client, whole, ttl=ttl)
+    run = _Run(client, lock, _Mark(client, lock, ms / 1000, "keep"), on_crash, limit)
+    return _Once(name, run)
+
+
+def slot_name(name: str, slot: object) -> str:
+    """Return the name of one slot of a job; raise TypeError or ValueError for what is no name or no slot."""
     if not isinstance(name, str):
         raise TypeError(f"name must be str, not {shown(name)}")
-    whole, limit = f"{name}:{text}" if text else name, timeout_seconds(timeout)
-    lock = AsyncLock(client, whole, ttl=ttl)
-    return _once(lock, _Mark(client, lock, at_least, "at_least"), on_crash, limit)
+    if not name:
+        raise ValueError("name must not be empty")
+    if slot is None:
+        raise TypeError("slot must not be None: leave it out, or name what is done once")
+    if isinstance(slot, datetime) and slot.microsecond:
+        raise ValueError(f"slot must be the same for all calls, not a time with microseconds: {slot}")
+    text = text_of(slot.decode() if isinstance(slot, bytes) else f"{slot}", slot)
+    return f"{name}:{escaped(text)}" if text else name
 
 
-@asynccontextmanager
-async def _once(lock: AsyncLock, mark: _Mark, on_crash: OnCrash, timeout: float | None) -> AsyncIterator[Lease | None]:
-    skips = on_crash == "skip"
-    lease = await (lock.try_acquire() if skips else lock.acquire(timeout=timeout))
-    if lease is not None:
-        async with lease:
-            if await mark.begin(lease, {} if skips else None) is None:
-                yield lease
-                if not skips:
-                    await mark.write(lease, {"done": True})
-                return
-    yield None
+def _checked_options(keep: Seconds, on_crash: OnCrash, ttl: Seconds, timeout: Seconds | None) -> int:
+    """Return ``keep`` in milliseconds; raise TypeError or ValueError for a bad argument of `once`."""
+    one_of(on_crash, get_args(OnCrash), "on_crash")
+    ttl_ms(ttl)
+    timeout_seconds(timeout)
+    return ttl_ms(keep, "keep")
+
+
+class _Once(AbstractAsyncContextManager["Lease | None"]):
+    """The result of `once`: an ``async with`` that is entered once."""
+
+    def __init__(self, name: str, run: _Run) -> None:
+        self._name = name
+        self._run = run
+        self._body: AbstractAsyncContextManager[Lease | None] | None = None
+
+    async def __aenter__(self) -> Lease | None:
+        if self._body is not None:
+            raise RuntimeError("this once() was entered before: call once() again for another run")
+        self._body = self._run.body()
+        return await self._body.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if self._body is None:
+            await leave_unentered("this once()", error)
+            return None
+        return await self._body.__aexit__(kind, error, trace)
+
+    def __call__(self, function: object) -> NoReturn:
+        raise TypeError(
+            f"once() is not a decorator, it is entered by `async with`: decorate {function!r} with "
+            f"once_per(client, {self._name!r})"
+        )
+
+
+class _Run:
+    """One entry into a slot: it runs the body, or is skipped."""
+
+    def __init__(
+        self,
+        client: Client | CoordinatorLike,
+        lock: AsyncLock,
+        mark: _Mark,
+        on_crash: OnCrash,
+        timeout: float | None,
+        pattern: str = "",
+    ) -> None:
+        self._client = client
+        self._lock = lock
+        self._mark = mark
+        self._skips = on_crash == "skip"
+        self._timeout = timeout
+        self._pattern = lock._pattern = pattern
+
+    @asynccontextmanager
+    async def body(self) -> AsyncIterator[Lease | None]:
+        """Yield the lease, and mark the slot as done after that; yield None if it is skipped."""
+        state = None if (found := await self._mark.read()) is None else await self._state(found)
+        if state is None:
+            skips, lock = self._skips, self._lock
+            lease = await (lock.try_acquire() if skips else lock.acquire(timeout=self._timeout))
+            if lease is not None:
+                async with lease:
+                    begun = now()
+                    if (found := await self._mark.begin(lease, {} if skips else None)) is None:
+                        yield lease
+                        await self._mark.write(lease, {"done": True}, now() - begun if skips else 0.0)
+                        return
+            state = "running" if found is None else "done" if is_done(found) else "failed"
+        logs.job_skipped(self._lock.name, state)
+        if (observers := hub_of(self._client).observers) is not None:
+            observers.skipped(self._lock.name, self._pattern, state)
+        yield None
+
+    async def _state(self, found: Mapping[str, Any] | None) -> SlotState | None:
+        """Return the state of a slot whose mark says ``found``; None: nothing any more."""
+        while found is not None and not is_done(found):
+            if await self._lock.locked():
+                return "running"
+            before, found = found, await self._mark.read()
+            if found == before:  # that run had released its lock, or lost it, and had written nothing after its end
+                return "failed"
+        return None if found is None else "done"
+
+
+def is_done(found: Mapping[str, Any]) -> bool:
+    """Return True if a mark says that the run has come to its end."""
+    return "done" in found or "result" in found
 
 
 def once_per(
     client: ClientSource,
     name: str,
     *,
-    at_least: Seconds = DAY,
+    keep: Seconds | None = None,
     on_crash: OnCrash = "skip",
     ttl: Seconds = 30.0,
     timeout: Seconds | None = None,
@@ -135,14 +232,22 @@ def once_per(
 ) -> SynchronizeOrSkip:
     """Decorate a coroutine function: of all calls for one slot, on all machines, one runs. The others return None.
 
+    A call that returns None without running logs why, and tells observers, as [`once`][redis_sync_aio.jobs.once] does.
+
     Args:
         client: As for `once`, or a function without arguments that returns one, called at each call.
-        name: The name of the job with its slot. ``{0}`` is the time of the call by the clock of this machine, as a
-            `datetime`. Other fields are arguments of the function: ``"report:{customer}:{0:%Y-%m-%d}"``.
-        tz: The time zone of ``{0}``. Default: UTC.
+        name: The name of the job with its slot. ``{now:%Y-%m-%d}`` is the time of the call by the clock of this
+            machine, in the format of `datetime.strftime`. Other fields are arguments of the function:
+            ``"report:{customer}:{now:%Y-%m-%d}"``. The characters that separate two fields are escaped in the values:
+            ``%3A`` for a colon.
+        keep: How long the slot is remembered: seconds or timedelta, longer than the time that the format names. None:
+            twice that time, and at least a day.
+        tz: The time zone of ``{now}``. Default: UTC. When clocks are set back, the hour that comes a second time is a
+            slot of its own: its offset follows the time in the name.
 
     Raises:
-        TypeError, ValueError: At decoration: an argument is bad, or a field is neither ``{0}`` nor an argument.
+        TypeError, ValueError: At decoration: an argument is bad, a field is neither the time nor an argument, the time
+            has no format or one that is finer than a minute, or ``keep`` does not fit the format.
 
     The other arguments are those of [`once`][redis_sync_aio.jobs.once]. A call raises whatever the function raises, and
     the errors of `once`.
@@ -151,46 +256,33 @@ def once_per(
         ```python
         from redis_sync_aio.jobs import once_per
 
-        @once_per(sync, "nightly:{0:%Y-%m-%d}", at_least=3600)
+        @once_per(sync, "nightly:{now:%Y-%m-%d}")
         async def nightly() -> None: ...
         ```
     """
-    one_of(on_crash, get_args(OnCrash), "on_crash")
-    for time, what in ((at_least, "at_least"), (ttl, "ttl")):
-        ttl_ms(time, what)
-    timeout_seconds(timeout)
-    if not isinstance(name, str):
-        raise TypeError(f"name must be str, not {shown(name)}")
+    check_template(name, "name", "; the time of the call is {now:%Y-%m-%d}")
+    client_of_call = checked_source(client, without_fields(name), ttl)
+    slots = SlotName(name, tz)
+    seconds = slots.keep(None if keep is None else ttl_ms(keep, "keep") / 1000)
+    _checked_options(seconds, on_crash, ttl, timeout)
+    limit = timeout_seconds(timeout)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
-        signature = _checked_signature(function, name)
+        signature = slots.signature(function)
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            own = name.format((EPOCH + timedelta(microseconds=wall_ns() // 1000)).astimezone(tz), **bound.arguments)
-            options: dict[str, Any] = {"at_least": at_least, "on_crash": on_crash, "ttl": ttl, "timeout": timeout}
-            async with once(_client(client), own, **options) as lease:
+            source = client_of_call()
+            lock = AsyncLock(source, slots.of(bound.arguments), ttl=ttl)
+            run = _Run(source, lock, _Mark(source, lock, seconds, "keep"), on_crash, limit, name)
+            async with run.body() as lease:
                 return None if lease is None else await function(*args, **kwargs)
 
         return call
 
     return decorate
-
-
-def _checked_signature(function: Callable[..., Any], name: str) -> inspect.Signature:
-    """Return the signature; raise TypeError or ValueError unless ``name`` can be made of the time and arguments."""
-    if not is_async(function):
-        raise TypeError(f"{function!r} is not a coroutine function")
-    signature = inspect.signature(function)
-    for _, field, _, _ in string.Formatter().parse(name):
-        first = None if field is None else field.replace("[", ".").split(".")[0]
-        if first is not None and first != "0" and first not in signature.parameters:
-            raise ValueError(
-                f"{name!r} refers to {first!r}, which is not an argument of {function!r}; {{0}} is the time of the call"
-            )
-    return signature
 
 
 def idempotent(
@@ -236,6 +328,9 @@ def idempotent(
         ```
     """
     templates = [check_template(key, "key")]
+    client_of_call = checked_source(client, without_fields(key), lock_ttl)
+    if not all(callable(getattr(codec, what, None)) for what in ("dumps", "loads")):
+        raise TypeError(f"codec must have the functions dumps and loads, as the module json has, not {shown(codec)}")
     if fingerprint is not None:
         templates.append(check_template(fingerprint, "fingerprint"))
     one_of(on_interrupted, get_args(OnInterrupted), "on_interrupted")
@@ -249,7 +344,7 @@ def idempotent(
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
             own, *rest = names(args, kwargs)
-            source, own_print = _client(client), hashlib.sha256("".join(rest).encode()).hexdigest()
+            source, own_print = client_of_call(), hashlib.sha256("".join(rest).encode()).hexdigest()
             lock = AsyncLock(source, own, ttl=lock_ttl)
             request = _Request(_Mark(source, lock, ttl, "ttl"), own, own_print, codec, on_interrupted)
             if (found := await request.mark.read()) is not None and "result" in found:
@@ -340,13 +435,14 @@ class _Mark:
         found = _read(await _answered(lease, attempt))
         return None if begun is not None and found == begun else found  # by an attempt whose answer was lost
 
-    async def write(self, lease: Lease, new: Mapping[str, Any]) -> None:
-        """Make it say what is ``new``."""
+    async def write(self, lease: Lease, new: Mapping[str, Any], since: float = 0.0) -> None:
+        """Make it say what is ``new``; ``since``: seconds of its time that have passed."""
+        ms = max(1, self._ms - int(since * 1000))
 
         async def attempt() -> None:
             async with lease.transaction() as tx:
                 tx.multi()
-                tx.set(self._key, json.dumps(new), px=self._ms)
+                tx.set(self._key, json.dumps(new), px=ms)
 
         await _answered(lease, attempt)
 
@@ -394,7 +490,3 @@ def _read(found: str | bytes | None) -> dict[str, Any] | None:
         return None
     said: dict[str, Any] = json.loads(found)
     return said
-
-
-def _client(source: ClientSource) -> Client | CoordinatorLike:
-    return source() if callable(source) else source

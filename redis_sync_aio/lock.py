@@ -231,7 +231,7 @@ def synchronized(
     limit = timeout_seconds(timeout)
     if limit is None and on_busy == "skip":
         limit = 0.0
-    client_of_call = _checked(client, without_fields(template), ttl)
+    client_of_call = checked_source(client, without_fields(template), ttl)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
         names = names_from(function, [template])
@@ -256,7 +256,7 @@ def synchronized(
     return decorate
 
 
-def _checked(client: ClientSource, name: str, ttl: Seconds | None) -> Callable[[], Client | CoordinatorLike]:
+def checked_source(client: ClientSource, name: str, ttl: Seconds | None) -> Callable[[], Client | CoordinatorLike]:
     """Check what can be checked before the first call, and return the function that gives the client of a call."""
     if not callable(client) or isinstance(client, type):  # a class: somebody forgot to call it
         given = cast("Client | CoordinatorLike", client)

@@ -212,7 +212,7 @@ class WatchRetry:
 
         The signature of what is returned is the caller's: without the transaction.
         """
-        names = names_from(function, [check_template(key, "a key") for key in self._keys], given=True)
+        names = names_from(function, [check_template(key, "a key") for key in self._keys], given=True, verbatim=True)
 
         @functools.wraps(function)
         async def transacted(*args: P.args, **kwargs: P.kwargs) -> T:

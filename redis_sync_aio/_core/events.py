@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .keys import SlotState
+
 WithdrawnOutcome: TypeAlias = Literal["timeout", "cancelled", "error", "taken"]
 """The reason that a request ended without a lease."""
 LostReason: TypeAlias = Literal["expired", "taken", "unreachable", "late", "closed", "released", "forgotten"]
@@ -21,15 +23,16 @@ class Event:
 
     Attributes:
         kind: "lock", "semaphore", "read", "write", "reentrant", "multi", "redlock", "robust", "election", "event",
-            "latch" or "barrier". "" for an event about a whole coordinator.
+            "latch", "barrier" or "job". "" for an event about a whole coordinator.
         name: The name of the lock, as text; the names of a multi-lock are joined by ", ". "" for an event about a
             coordinator.
-        pattern: The part that names of this sort have in common, for metrics: the template of `synchronized`, or the
-            result of ``pattern_of``, or the part before the first ":" and ":*", or the name if it has no ":".
+        pattern: The part that names of this sort have in common, for metrics: the template of `synchronized` or
+            `once_per`, or the result of ``pattern_of``, or the part before the first ":" and ":*", or the name if it
+            has no ":".
         server: The address of the server, without credentials.
         time: Seconds on a monotonic clock of this process. Only differences mean anything.
         request: A number that the events of one request share, unique in this process. 0 for an event about a
-            coordinator.
+            coordinator or a job.
     """
 
     kind: str
@@ -124,6 +127,18 @@ class RenewedLate(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOver(Event):
     """A task got the lease of another task of this process without a command. `Granted` follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped(Event):
+    """A call of a job (`once`, `once_per`) did not run it.
+
+    Attributes:
+        state: The state of the slot. "done": a run has ended. "running": another run has the lock. "failed": an earlier
+            run raised, was cancelled or was killed.
+    """
+
+    state: SlotState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ Engine: TypeAlias = Literal["auto", "lua", "watch"]
 """The way in which the server decides: by Lua scripts, with WATCH, or by scripts where they are allowed."""
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "barrier", "gate"]
 PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch", "barrier"]
+SlotState: TypeAlias = Literal["done", "running", "failed"]
+"""The state of a slot of a job: its run has ended, is running, or was cancelled, killed, or raised."""
 CLOSED = {
     "event": "nobody has set it",
     "latch": "it was not counted down to 0",

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from ..errors import LeaseLost
+from .keys import SlotState
 
 logger = logging.getLogger("redis_sync_aio")
 
@@ -154,6 +155,29 @@ def fence_ahead(lock: str, server: int, servers: int, seconds: float) -> None:
 def not_owned_at_exit(lock: str) -> None:
     """Log, in the words of redis-py, that a lock was lost before the end of its body."""
     _warn("not_owned_at_exit", "Lock was unlocked or no longer owned when exiting context manager.", lock=lock)
+
+
+# -- jobs --------------------------------------------------------------------------------------------------
+
+SKIPPED = {
+    "done": "it has been done",
+    "running": "it is running elsewhere",
+    "failed": "an earlier run began, and raised, was cancelled or was killed. Find out what it did; "
+    "Coordinator.forget() lets the job run again",
+}
+"""The reason that a job does not run, by the state of its slot."""
+
+
+def job_skipped(job: str, state: SlotState) -> None:
+    """Log a call of a job that returns None without running it; a warning if an earlier run has failed."""
+    _log(
+        logging.WARNING if state == "failed" else logging.INFO,
+        "job_skipped",
+        "this call does not run the job %(lock)r: %(why)s",
+        lock=job,
+        state=state,
+        why=SKIPPED[state],
+    )
 
 
 # -- connections -------------------------------------------------------------------------------------------

@@ -1,27 +1,35 @@
-"""Names that refer to the arguments of a call: ``"user:{user_id}"``."""
+"""Names that refer to the arguments of a call: ``"user:{user_id}"``.
+
+Two different lists of arguments never make one name. In a template with several fields, the text between two fields has
+a character that separates them, and the values have this character escaped (``%3A`` for a colon), and ``%``.
+"""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import string
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from .arguments import is_async
 from .display import shown
 
 Names = Callable[[Sequence[Any], Mapping[str, Any]], tuple[str, ...]]
+Fill = Callable[[Mapping[str, Any]], str]
+"""A function that makes a name of the arguments of a call."""
 
 
-def check_template(template: object, what: str) -> str:
-    """Return ``template`` if it is text with whole fields, else raise TypeError or ValueError."""
+def check_template(template: object, what: str, advice: str = "") -> str:
+    """Return ``template`` if it is text with whole fields, else raise TypeError or ValueError, with ``advice``."""
     if not isinstance(template, str):
         raise TypeError(f"{what} must be str, not {shown(template)}")
     try:
         fields_of(template)
     except ValueError as error:
         raise ValueError(
-            f"{what} {template!r} is not a template: {error}; write a field as {{argument}}, and double other braces"
+            f"{what} {template!r} is not a template: {error}; write a field as {{argument}}, and double other "
+            f"braces{advice}"
         ) from None
     return template
 
@@ -31,29 +39,34 @@ def without_fields(template: str) -> str:
     return template.replace("{", "").replace("}", "")
 
 
-def names_from(function: Callable[..., Any], templates: Sequence[str], *, given: bool = False) -> Names:
+def names_from(
+    function: Callable[..., Any], templates: Sequence[str], *, given: bool = False, verbatim: bool = False
+) -> Names:
     """Return a function that makes names of the arguments of a call to the coroutine function ``function``.
 
-    ``given``: its first argument is not in the call. Raises TypeError when it is no coroutine function, ValueError
-    when a template refers to something that is not one of its arguments.
+    ``given``: its first argument is not in the call. ``verbatim``: values are not escaped. Raises TypeError when it is
+    no coroutine function, ValueError when a template refers to something that is not one of its arguments.
     """
     if not is_async(function):
         raise TypeError(f"{function!r} is not a coroutine function")
     signature = signature_without_first(function) if given else inspect.signature(function)
     for template in templates:
-        unknown = fields_of(template) - set(signature.parameters)
-        if unknown:
-            taken = ", ".join(map(repr, signature.parameters)) or "none"
-            raise ValueError(
-                f"{template!r} refers to {sorted(unknown)}, not arguments of {function!r}: it takes {taken}"
-            )
+        check_fields(template, function, signature.parameters)
+    fills = [fill_of(template, verbatim=verbatim) for template in templates]
 
     def names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return tuple(filled(template, bound.arguments) for template in templates)
+        return tuple(fill(bound.arguments) for fill in fills)
 
     return names
+
+
+def check_fields(template: str, function: Callable[..., Any], known: Collection[str]) -> None:
+    """Raise ValueError if the template refers to something that is not in ``known``, the arguments of a function."""
+    if unknown := fields_of(template) - set(known):
+        taken = ", ".join(map(repr, known)) or "none"
+        raise ValueError(f"{template!r} refers to {sorted(unknown)}, not arguments of {function!r}: it takes {taken}")
 
 
 def signature_without_first(function: Callable[..., Any]) -> inspect.Signature:
@@ -73,13 +86,92 @@ def signature_without_first(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def filled(template: str, arguments: Mapping[str, Any]) -> str:
-    """Return the name that the template makes of arguments; their errors get a note that says where."""
-    try:
-        return template.format(**arguments)
-    except BaseException as error:  # whatever the attributes and formats of the arguments raise
-        error.add_note(f"redis_sync_aio: when the name {template!r} was made of the arguments of the call")
-        raise
+class Part(NamedTuple):
+    """A part of a template: text, and the field behind it, which may be missing."""
+
+    text: str
+    field: str | None
+    """The field in its braces, with conversion and format. None: the template ends with ``text``."""
+    root: str
+    """The argument that the field begins with, such as "user" of ``{user.id}``."""
+    spec: str
+
+
+def parts_of(template: str) -> list[Part]:
+    """Return the parts of a template that `check_template` has accepted."""
+    found, text = [], ""
+    for literal, name, spec, conversion in string.Formatter().parse(template):
+        text += literal
+        if name is None:  # behind a doubled brace, or at the end
+            continue
+        field = f"{{{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}}}"
+        found.append(Part(text, field, name.replace("[", ".").split(".")[0], spec or ""))
+        text = ""
+    return [*found, Part(text, None, "", "")]
+
+
+def fill_of(template: str, *, unescaped: str | None = None, verbatim: bool = False) -> Fill:
+    """Return the function that makes a name of arguments, with their separators escaped.
+
+    ``unescaped``: an argument whose text is never escaped; ``verbatim``: none is. Raises ValueError if nothing
+    separates two fields.
+    """
+    parts = parts_of(template)
+    separators = "" if verbatim else _separators(template, parts, unescaped)
+    table = _escapes(separators) if separators else {}
+
+    def fill(arguments: Mapping[str, Any]) -> str:
+        made = ""
+        try:
+            for text, field, root, _ in parts:
+                made += text
+                if field is not None:
+                    value: Any = arguments.get(root)
+                    known = isinstance(value, bytes) and len(field) == len(root) + 2  # no attribute, no format
+                    value = value.decode() if known else text_of(field.format(**arguments), value)
+                    made += value.translate(table) if table and root != unescaped else value
+        except BaseException as error:  # whatever the attributes and formats of the arguments raise
+            error.add_note(f"redis_sync_aio: when the name {template!r} was made of the arguments of the call")
+            raise
+        return made
+
+    return fill
+
+
+def _separators(template: str, parts: Sequence[Part], unescaped: str | None) -> str:
+    """Return a character between each field and the next one; raise ValueError if there is none that separates."""
+    fields = [part for part in parts if part.field is not None]
+    found = ""
+    for before, part in itertools.pairwise(fields):
+        if before.root == part.root == unescaped:
+            continue
+        if (separator := next((char for char in part.text if not char.isalnum() and char != "%"), None)) is None:
+            raise ValueError(
+                f"{template!r} has nothing between {before.field} and {part.field} that tells where the first value "
+                "ends: separate them by a colon, say"
+            )
+        found += separator
+    return found
+
+
+def text_of(text: str, value: object) -> str:
+    """Return ``text``, which was made of ``value``; raise TypeError if it has the address of an object in it."""
+    if " at 0x" in text and text.endswith(">") and not isinstance(value, str):
+        raise TypeError(f"{text} has no text of its own, so every process would make another name of it")
+    return text
+
+
+def _escapes(separators: str) -> dict[int, str]:
+    """Return the table of `str.translate` that escapes these characters, and "%"."""
+    return {ord(char): "".join(f"%{byte:02X}" for byte in char.encode()) for char in f"{separators}%"}
+
+
+_COLON = _escapes(":")
+
+
+def escaped(value: str) -> str:
+    """Return text for the end of a name, behind a colon: with its own colons escaped."""
+    return value.translate(_COLON)
 
 
 def fields_of(template: str) -> set[str]:

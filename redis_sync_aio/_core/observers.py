@@ -29,11 +29,13 @@ from .events import (
     Released,
     RenewedLate,
     Requested,
+    Skipped,
     Stalled,
     Withdrawn,
     WithdrawnOutcome,
 )
 from .futures import Ended
+from .keys import SlotState
 
 _next_request = itertools.count(1).__next__
 
@@ -223,9 +225,13 @@ class Observers:
         return grant
 
     def _tell(self, event: Callable[..., Event], server: str, **facts: object) -> None:
-        told = event(kind="", name="", pattern="", server=server, time=now(), request=0, **facts)
+        told = event(**{"kind": "", "name": "", "pattern": "", **facts}, server=server, time=now(), request=0)
         for attached in self.attached:
             attached._take(told)
+
+    def skipped(self, name: str, pattern: str, state: SlotState) -> None:
+        """Tell that a call of the job ``name`` did not run it."""
+        self._tell(Skipped, self.server, kind="job", name=name, pattern=pattern or self.pattern(name), state=state)
 
     def stalled(self, seconds: float) -> None:
         """Tell that the event loop ran nothing for ``seconds``."""

@@ -17,7 +17,7 @@ from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._core.arguments import Seconds, is_async, permits, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
-from .._core.name_templates import check_template, fields_of, filled, without_fields
+from .._core.name_templates import check_template, fields_of, fill_of, without_fields
 from .._leases.hold import Face, Hold
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
@@ -165,7 +165,7 @@ class RequestName:
             if self.types.setdefault(field, TYPES[spec]) is not TYPES[spec]:
                 raise ValueError(f"{what} {template!r} gives {field!r} two types")
             parts.append(f"{{{field}}}")
-        self._format = "".join(parts)
+        self._fill = fill_of("".join(parts))
 
     def _check_value(self, field: str, what: str, others: Collection[str]) -> None:
         """Raise ValueError for attributes and items of a value of the request, which is text or a number."""
@@ -177,7 +177,7 @@ class RequestName:
 
     def of(self, values: Mapping[str, object]) -> str:
         """Return the name for a request."""
-        return filled(self._format, values)
+        return self._fill(values)
 
 
 # -- holding -----------------------------------------------------------------------------------------------

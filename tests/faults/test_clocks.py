@@ -290,7 +290,7 @@ async def run_nightly(sync: Coordinator, directory: str, on_crash: OnCrash, ahea
     difference = time.time() - time.monotonic()  # between a clock that is right and one that cannot be set
     seen: set[str] = set()
 
-    @once_per(sync, "nightly:{0:%Y-%m-%d}", on_crash=on_crash, ttl=8)
+    @once_per(sync, "nightly:{now:%Y-%m-%d}", on_crash=on_crash, ttl=8)
     async def nightly() -> None:
         day = f"{datetime.now(UTC):%Y-%m-%d}"
         if await client.incr(f"began:{day}") == 1 and day in CRASHES:

@@ -120,10 +120,10 @@ async def test_one_of_several_enters_and_the_mark_outlasts_the_lock(
 
 
 async def test_a_slot_is_done_for_the_time_that_was_asked_for(sync: Coordinator) -> None:
-    assert await enters(sync, at_least=timedelta(seconds=0.3))
+    assert await enters(sync, keep=timedelta(seconds=0.3))
 
     async def again() -> bool:
-        return await enters(sync, at_least=0.3)
+        return await enters(sync, keep=0.3)
 
     await wait_until(again, FAST, timeout=20)
 
@@ -162,7 +162,7 @@ async def test_a_lost_lease_marks_nothing(sync: Coordinator, redis: Redis) -> No
 async def test_the_name_of_a_slot_is_made_of_the_time_and_the_arguments(sync: Coordinator, redis: Redis) -> None:
     far = timezone(timedelta(hours=14))
 
-    @once_per(lambda: sync, "report:{customer}:{0:%Y-%m-%d}", at_least=3600, tz=far)
+    @once_per(lambda: sync, "report:{customer}:{now:%Y-%m-%d}", tz=far)
     async def report(customer: int, way: str = "mail") -> tuple[int, str]:
         return customer, way
 
@@ -183,14 +183,14 @@ async def test_bad_arguments_of_once(sync: Coordinator) -> None:
         once(sync, "job", on_crash="never")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name"):
         once(sync, 5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at_least"):
-        once(sync, "job", at_least=0)
-    with pytest.raises(ValueError, match="'day', which is not an argument"):
+    with pytest.raises(ValueError, match="keep"):
+        once(sync, "job", keep=0)
+    with pytest.raises(ValueError, match=r"\['day'\], not arguments"):
         once_per(sync, "job:{day}")(function)
     with pytest.raises(TypeError, match="name"):
         once_per(sync, 5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="coroutine function"):
-        once_per(sync, "job:{0:%Y}")(no_function)
+        once_per(sync, "job:{now:%Y}")(no_function)
 
 
 # -- idempotent --------------------------------------------------------------------------------------------
