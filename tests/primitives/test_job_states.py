@@ -1,0 +1,148 @@
+"""A call that does not run its job says why: the slot is done, is running, or an earlier run has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import Coordinator, NotHeld
+from redis_sync_aio.instrumentation import Event, Granted, Skipped, observe_all
+from redis_sync_aio.jobs import OnCrash, once, once_per
+
+BOTH = pytest.mark.parametrize("on_crash", ["skip", "again"])
+
+
+class Told:
+    """The events about jobs, and the lines of the log."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "redis_sync_aio")
+        self.events: list[Event] = []
+        self._caplog = caplog
+
+    @property
+    def skipped(self) -> list[tuple[str, str, str, str]]:
+        return [(it.kind, it.name, it.pattern, it.state) for it in self.events if isinstance(it, Skipped)]
+
+    @property
+    def logged(self) -> list[tuple[str, Any, Any]]:
+        records = [vars(record) for record in self._caplog.records]
+        return [(it["levelname"], it["lock"], it["state"]) for it in records if it["event"] == "job_skipped"]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Any:
+    found = Told(caplog)
+    with observe_all(found.events.append):
+        yield found
+
+
+async def skipped(sync: Coordinator, on_crash: OnCrash = "skip") -> bool:
+    async with once(sync, "nightly", slot="2026-01-02", on_crash=on_crash) as lease:
+        return lease is None
+
+
+@BOTH
+async def test_a_slot_that_is_done(sync: Coordinator, other: Coordinator, told: Told, on_crash: OnCrash) -> None:
+    assert not await skipped(sync, on_crash)
+    assert not told.logged
+    assert not told.skipped
+    assert await skipped(other, on_crash)
+    assert told.skipped == [("job", "nightly:2026-01-02", "nightly:*", "done")]
+    assert told.logged == [("INFO", "nightly:2026-01-02", "done")]
+
+
+async def test_a_slot_that_is_running(sync: Coordinator, other: Coordinator, told: Told) -> None:
+    async with once(sync, "nightly", slot="2026-01-02") as lease:
+        assert lease is not None
+        assert await skipped(other)
+    assert told.logged == [("INFO", "nightly:2026-01-02", "running")]
+    assert [state for *_, state in told.skipped] == ["running"]
+
+
+async def test_a_slot_that_is_running_without_a_mark(sync: Coordinator, other: Coordinator, told: Told) -> None:
+    """That of a run by the other rule is written at its end."""
+    async with once(sync, "nightly", slot="2026-01-02", on_crash="again"):
+        assert await skipped(other)
+    assert told.logged == [("INFO", "nightly:2026-01-02", "running")]
+
+
+async def test_a_slot_whose_run_raised(sync: Coordinator, other: Coordinator, told: Told) -> None:
+    """A retry by a queue returns None as if the job was done; the log and the events tell it apart."""
+    calls: list[int] = []
+
+    @once_per(lambda: sync if not calls else other, "nightly:{customer}")
+    async def nightly(customer: str) -> str:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await nightly("ann")
+    assert await nightly("ann") is None
+    assert told.skipped == [("job", "nightly:ann", "nightly:{customer}", "failed")]
+    assert told.logged == [("WARNING", "nightly:ann", "failed")]
+
+
+async def test_a_slot_whose_run_lost_its_lock(sync: Coordinator, other: Coordinator, told: Told, redis: Redis) -> None:
+    """As after a crash: the mark of its beginning is there, and the lock is free."""
+    leave = asyncio.Event()
+
+    async def run() -> None:
+        async with once(sync, "nightly", slot="2026-01-02") as lease:
+            assert lease is not None
+            entered.set()
+            await leave.wait()
+
+    entered = asyncio.Event()
+    running = asyncio.create_task(run())
+    await entered.wait()
+    await redis.delete("nightly:2026-01-02")
+    assert await skipped(other)
+    assert told.logged == [("WARNING", "nightly:2026-01-02", "failed")]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@BOTH
+async def test_a_slot_that_is_done_costs_no_lease(
+    sync: Coordinator, other: Coordinator, told: Told, on_crash: OnCrash
+) -> None:
+    """Also while somebody else has the lock of that name."""
+    assert not await skipped(sync, on_crash)
+    async with sync.lock("nightly:2026-01-02"):
+        granted = len([event for event in told.events if isinstance(event, Granted)])
+        assert await skipped(other, on_crash)
+        assert len([event for event in told.events if isinstance(event, Granted)]) == granted
+
+
+# -- the object --------------------------------------------------------------------------------------------
+
+
+async def told_nothing() -> None: ...
+
+
+async def test_once_is_no_decorator(sync: Coordinator) -> None:
+    """A slip for `once_per`, which would run the function at every call."""
+    decorate: Any = once(sync, "job")
+    with pytest.raises(TypeError, match=r"decorate .* with once_per\(client, 'job'\)"):
+        decorate(told_nothing)
+
+
+async def test_once_is_entered_once(sync: Coordinator) -> None:
+    entry = once(sync, "job")
+    async with entry as lease:
+        assert lease is not None
+        with pytest.raises(RuntimeError, match="entered before"):
+            await entry.__aenter__()
+    with pytest.raises(RuntimeError, match="entered before"):
+        await entry.__aenter__()
+
+
+async def test_once_is_not_left_before_it_is_entered(sync: Coordinator) -> None:
+    with pytest.raises(NotHeld):
+        await once(sync, "job").__aexit__(None, None, None)
