@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,6 +271,62 @@ def test_ctrl_c_ends_a_program_that_does_not_mind(server: EmbeddedServer) -> Non
         assert it.end() == 130
         assert "Traceback" not in it.screen
         assert it.is_sane()
+
+
+SHELL = """
+{background} &
+echo ready $!
+wait
+"""
+"""A shell ends by SIGINT and SIGQUIT. It lets its background program ignore both."""
+STUBBORN = "trap '' TERM; while :; do sleep 1; done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("background", "words"),
+    [("sleep 600", ["--grace", "600"]), (f"sh -c {shlex.quote(STUBBORN)}", ["--grace", "0.2"])],
+    ids=["heeds SIGTERM", "ignores SIGTERM"],
+)
+def test_the_lock_is_released_when_no_background_program_is_left(
+    server: EmbeddedServer, number: signal.Signals, background: str, words: list[str]
+) -> None:
+    script = SHELL.format(background=background)
+    with running(NAME, *words, "--", "/bin/sh", "-c", script, url=server.url) as process:
+        left = reads(process, "ready")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE)  # the pipe is open as long as that program runs
+        assert not alive(left)
+    assert (process.returncode, err) == (128 + number, "")
+
+
+@pytest.mark.ci
+def test_the_lock_is_held_until_the_background_program_has_ended(server: EmbeddedServer, redis: Redis) -> None:
+    """It has time to clean up, and nobody gets the lock meanwhile."""
+    cleans_up = "trap 'echo cleaning 1; read line < fifo; exit' TERM; while :; do sleep 0.1; done"
+    with tempfile.TemporaryDirectory() as directory:
+        os.mkfifo(f"{directory}/fifo")
+        script = f"cd {directory}\n" + SHELL.format(background=f"sh -c {shlex.quote(cleans_up)}")
+        with running(NAME, "--grace", "600", "--", "/bin/sh", "-c", script, url=server.url) as process:
+            reads(process, "ready")
+            process.send_signal(signal.SIGINT)
+            reads(process, "cleaning")
+            assert command("run", NAME, "-n", "--", "true", REDIS_URL=server.url).returncode == 1
+            Path(directory, "fifo").write_text("end\n")
+            process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+    assert command_process("run", NAME, "-n", "--", "true", REDIS_URL=server.url).returncode == 0
+
+
+def test_ctrl_c_ends_background_programs_too(server: EmbeddedServer) -> None:
+    """They ignore SIGINT. The signal of the terminal does not come to `run`, which sees how the shell has ended."""
+    tells = "trap 'echo got TE''RM; exit' TERM; while :; do sleep 0.1; done"
+    script = SHELL.format(background=f"sh -c {shlex.quote(tells)}")
+    with terminal("run", NAME, "--", "/bin/sh", "-c", script, REDIS_URL=server.url) as it:
+        it.shows(r"ready \d+")
+        it.types("\x03")
+        it.shows("got TERM")
+        assert it.end() == 130
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")

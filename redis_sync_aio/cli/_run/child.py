@@ -23,6 +23,8 @@ from subprocess import Popen
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 OF_TERMINALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """The signals that a terminal sends to a whole group."""
+TO_END = (*OF_TERMINALS, signal.SIGTERM)
+"""The signals that are to end a program and its descendants."""
 PR_SET_PDEATHSIG = 1
 POLL = 0.02
 
@@ -34,6 +36,7 @@ class Child:
         self._has_terminal = _in_foreground(0)
         self._joins = self._has_terminal and not os.isatty(1)
         self._gets_terminal = self._has_terminal and not self._joins
+        self._to_end = False  # it was sent a signal that is to end it
         with warnings.catch_warnings():
             # `prepare` takes no lock that another thread, which resolves names, might hold.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -47,6 +50,7 @@ class Child:
 
     def forward(self, number: signal.Signals) -> None:
         """Pass on a signal that this process got, unless the program has it already."""
+        self._to_end |= number in TO_END
         if not (self._joins and number in OF_TERMINALS):
             self.send(number)
 
@@ -72,6 +76,16 @@ class Child:
                     await asyncio.sleep(POLL)
         self.send(signal.SIGKILL)
         await self.ended
+
+    async def end_descendants(self, grace: float) -> None:
+        """End what is left of its group when it has ended, if a signal was to end both.
+
+        A shell lets its background programs ignore SIGINT and SIGQUIT, so those would go on without the lock. A signal
+        of the terminal did not come to this process, but shows in the exit code.
+        """
+        by_signal = 128 < await self.ended <= 128 + signal.NSIG
+        if (self._to_end or by_signal) and self._has_descendants():
+            await self.end(signal.SIGTERM, grace)
 
     def take_terminal_back(self) -> None:
         """Make the group of this process the one that has the terminal, as it was."""

@@ -169,6 +169,7 @@ class Holding:
                 number = signal.SIGTERM if self.plan.on_lost == "term" else signal.SIGKILL
                 complain(f"the lock {lease.name!r} was lost: ending {self.plan.argv[0]!r} by {number.name}")
                 await child.end(number, self.plan.grace)
+            await child.end_descendants(self.plan.grace)
             return await child.ended
         finally:
             lost.cancel()
