@@ -34,6 +34,10 @@ _OF_A_SCRIPT = re.compile(
     r"^(?:ERR )?Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?-?"
     r"|^@user_script: ?\d+: -?|,? script: ?[0-9a-f]*,? on @user_script: ?\d+\.?"
 )
+# A script has raised WRONGTYPE by `error`: Valkey and Redis 7. Redis 6.2 wraps that like any other error.
+_RAISED = re.compile("^ERR (?=WRONGTYPE )")
+# A script cannot compute with a value that this package never writes.
+_NO_NUMBER = re.compile(r"user_script: ?\d+: (attempt to (?:perform|compare) .*)", re.DOTALL)
 _NO_SCRIPTS = re.compile(r"run the 'evalsha?'|unknown command ['`]?evalsha?\b", re.IGNORECASE)
 
 
@@ -52,8 +56,11 @@ def error_code(message: str) -> str:
 
 
 def _passed_on(message: str) -> str:
+    """Return ``message`` without the words of EXEC, and with the code of what a script said about its data."""
     discarded = _DISCARDED.match(message)
-    return discarded[1] if discarded else message
+    message = _RAISED.sub("", discarded[1] if discarded else message)
+    failed = _NO_NUMBER.search(message)
+    return f"WRONGTYPE a script met data in another form: {failed[1]}" if failed else message
 
 
 def is_transient(error: SyncError) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeAlias
 
 from .._client.error_replies import error_code
 from .._client.resp import Argument, Reply, ReplyError, Words
-from .._scripts.constants import QUEUE_TTL_MS
+from .._core.display import text
+from .._scripts.constants import NOT_OURS, QUEUE_TTL_MS
 from .._transport.dialogues import CONFLICT, Dialogue, LocalInbox
 from .snapshot import Message
 
@@ -111,6 +112,19 @@ def pairs(reply: Any) -> list[tuple[bytes, float]]:
     if reply and isinstance(reply[0], list):
         return [(member, float(score)) for member, score in reply]
     return [(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+
+def not_ours(key: bytes, problem: str) -> ReplyError:
+    """Return the error that a script raises for data of another program under ``key``."""
+    return ReplyError(f"WRONGTYPE {text(key)} {NOT_OURS.decode()}: {problem}")
+
+
+def place_of(key: bytes, tail: Reply) -> int:
+    """Return the place of the last ticket in the queue ``key``, 0 if there is none."""
+    try:
+        return int(pairs(tail)[0][1]) if tail else 0
+    except OverflowError:
+        raise not_ours(key, "an entry has an infinite score") from None
 
 
 def blob(word: Argument) -> bytes:

@@ -10,7 +10,19 @@ from .._scripts.constants import FOREVER_MS, POLLERS_TICKET, Outcome
 from .._transport.dialogues import Dialogue
 from . import lock_rules as rules
 from .snapshot import LockSnapshot, Message, Ticket
-from .watch_dialogue import WINDOW, Decide, QueueView, WireKeys, WritePlan, blob, checked, deaf, microseconds, pairs
+from .watch_dialogue import (
+    WINDOW,
+    Decide,
+    QueueView,
+    WireKeys,
+    WritePlan,
+    blob,
+    checked,
+    deaf,
+    microseconds,
+    not_ours,
+    place_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +99,28 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
     if open_since is not None:
         polls[POLLERS_TICKET] = int(float(open_since))
     queue = tuple(head) if place is None or own in head else (*head, own)
+    fence, granted = _read_fence(keys[2], last)
     before = replace(
         base,
         holder=holder,
         left=left,
-        fence=int(last[:16]) if last else 0,
-        granted=last[17:] if last else b"",
+        fence=fence,
+        granted=granted,
         kept=kept,
         queue=queue,
         polls=polls,
         unread=waiting - len(queue),
     )
-    last_place = int(pairs(tail)[0][1]) if tail else 0
-    return LockRead(keys, before, QueueView(keys[1], keys[3], last_place, waiting > len(head), own))
+    return LockRead(keys, before, QueueView(keys[1], keys[3], place_of(keys[1], tail), waiting > len(head), own))
+
+
+def _read_fence(key: bytes, found: bytes | None) -> tuple[int, bytes]:
+    """Return the last fence and the token that it was granted to; 0 and nothing if none is remembered."""
+    if found is None:
+        return 0, b""
+    if not found[:16].isdigit() or found[16:17] != b" ":
+        raise not_ours(key, "it is no fence")
+    return int(found[:16]), found[17:]
 
 
 def _plan(
@@ -191,7 +212,8 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
         asked: list[Words] = [(b"WATCH", name, queue, fence), (b"GET", name), (b"PTTL", name), (b"GET", fence)]
         asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, int(shown) - 1)]
         _, holder, left, last, waiting, tickets = checked((yield asked))
-        fence_of, token = (last[:16], last[17:]) if last else (None, None)
-        return WritePlan([holder, left, fence_of, token, waiting, tickets if int(shown) else []], [])
+        number, token = _read_fence(fence, last)
+        fence_of: list[Reply] = [b"%016d" % number, token] if last is not None else [None, None]
+        return WritePlan([holder, left, *fence_of, waiting, tickets if int(shown) else []], [])
 
     return decide

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
 from .._client.resp import Reply, Words
-from .._scripts.constants import HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
+from .._scripts.constants import FREE_MS, HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
 from .._transport.dialogues import Dialogue
 from . import barrier_rules as barriers
 from . import gate_rules as gates
 from . import permit_rules as rules
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
-from .watch_dialogue import WINDOW, Decide, QueueView, WireKeys, WritePlan, blob, checked, deaf, microseconds, pairs
+from .watch_dialogue import (
+    WINDOW,
+    Decide,
+    QueueView,
+    WireKeys,
+    WritePlan,
+    blob,
+    checked,
+    deaf,
+    microseconds,
+    not_ours,
+    pairs,
+    place_of,
+)
 
 BATCH = 1000
 """Most expired permits that are dropped together."""
+NO_STATE = "its fields say no limit and fence"
+"""The complaint about a STATE that this package did not write: see include/permit_state.lua."""
 UNREAD = 1
 """A placeholder for a weight that no decision needs."""
 
@@ -105,6 +121,10 @@ def _end(permit: Permit) -> bytes | int:
     return permit.until if permit.weight else b"%d.5" % (permit.until - 1)
 
 
+_PERMIT = re.compile(rb"(\d+) (\d+) ?(.*)", re.DOTALL)
+"""The field of STATE for a permit; the scripts take any other for none."""
+
+
 def _about_permit(token: bytes, permit: Permit) -> tuple[bytes, bytes]:
     """Return the field of STATE for a permit, and its value."""
     about = b"%d %d" % (permit.weight, permit.fence)
@@ -142,6 +162,7 @@ class Overview(NamedTuple):
     own_place: float | None
     own_until: float | None
     lost: bool  # as in `PermitsRead`
+    nameless: bool  # STATE has not what this package writes: it does not exist, or it belongs to another program
 
     @property
     def tickets(self) -> list[Ticket]:
@@ -149,20 +170,52 @@ class Overview(NamedTuple):
         return [ticket for member in self.places if (ticket := Ticket.parse(member)) is not None]
 
 
-def _overview(answers: list[Reply], tokens: list[bytes]) -> Overview:
-    """Read the answers to `_first_asked`; ``tokens``: those of the caller."""
+def state_numbers(key: bytes, found: list[Reply]) -> list[int]:
+    """Return the numbers in fields of STATE, 0 for each that it lacks."""
+    try:
+        numbers = [int(value or 0) for value in found]
+    except ValueError:
+        raise not_ours(key, NO_STATE) from None
+    if max(numbers) >= 2**53:
+        raise not_ours(key, NO_STATE)
+    return numbers
+
+
+def _overview(keys: WireKeys, answers: list[Reply], tokens: list[bytes]) -> Overview:
+    """Read the answers to `_first_asked` about ``keys``; ``tokens``: those of the caller."""
     _, time, state, until, first, head, waiting, tail, place, own_until = answers
-    known = [int(value or 0) for value in state[:4]]
+    known = state_numbers(keys[1], state[:4])
     ends = dict(pairs(first))
+    if math.inf in ends.values():
+        raise not_ours(keys[0], "an entry has an infinite score")
     used = known[1]
     lost = not ends if used > 0 else bool(ends) and state[1] is None
-    last_place = int(pairs(tail)[0][1]) if tail else 0
+    last_place = place_of(keys[2], tail)
     named = permits_of(tokens, state[6:], until)
     shared, resized = state[4] is not None, state[5] is not None
     places = dict(pairs(head))
     return Overview(
-        microseconds(time), known, shared, resized, ends, named, places, waiting, last_place, place, own_until, lost
+        microseconds(time),
+        known,
+        shared,
+        resized,
+        ends,
+        named,
+        places,
+        waiting,
+        last_place,
+        place,
+        own_until,
+        lost,
+        state[1] is None,
     )
+
+
+def _refuse_foreign(state: bytes) -> Dialogue:
+    """Raise ReplyError if STATE exists, although it lacks what this package writes."""
+    (left,) = checked((yield [(b"PTTL", state)]))
+    if left != FREE_MS:
+        raise not_ours(state, NO_STATE)
 
 
 def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
@@ -186,7 +239,9 @@ def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
 
 def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Dialogue:
     """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
-    seen = _overview(checked((yield _first_asked(keys, token, attempt, own, window))), [token, attempt])
+    seen = _overview(keys, checked((yield _first_asked(keys, token, attempt, own, window))), [token, attempt])
+    if seen.nameless:
+        yield from _refuse_foreign(keys[1])
     limit, used, fence, kept = seen.known
     # Two live permits are enough to know which is the first next to the caller's own. Ends that are not whole numbers
     # belong to tombstones.
@@ -246,9 +301,9 @@ def permits_of(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> di
     """Return the permits of ``tokens`` from ``about`` (of STATE) and ``ends`` (of PERMITS)."""
     found = {}
     for token, value, end in zip(tokens, about, ends, strict=True):
-        if value is not None and end is not None:
-            weight, fence, *attempt = value.split(b" ", 2)
-            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)), *attempt)
+        if value is not None and end is not None and (about_it := _PERMIT.match(value)) and float(end) < math.inf:
+            weight, fence, attempt = about_it.groups()
+            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)), attempt)
     return found
 
 
@@ -372,7 +427,9 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
         asked: list[Words] = [(b"WATCH", *keys), (b"TIME",), (b"HMGET", state, b"limit", b"used", b"fence")]
         asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, shown - 1), (b"ZCARD", permits)]
         _, time, known, waiting, tickets, number = checked((yield asked))
-        now, (limit, used, fence) = microseconds(time), (int(value or 0) for value in known)
+        now, (limit, used, fence) = microseconds(time), state_numbers(state, known)
+        if known[1] is None:
+            yield from _refuse_foreign(state)
         limited = (b"WITHSCORES", b"LIMIT", 0, number if shown else 0)
         ended: Words = (b"ZRANGEBYSCORE", permits, b"-inf", now, b"WITHSCORES")
         living: Words = (b"ZRANGEBYSCORE", permits, b"(%d" % now, b"+inf", *limited)  # tombstones too: not shown

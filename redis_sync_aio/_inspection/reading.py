@@ -14,6 +14,7 @@ from .._client.resp import Reply, ReplyError, Words
 from .._core.display import text
 from .._core.keys import NEVER_HELD, Keys, LockKeys, PermitKeys, PermitKind, record_key
 from .._engine.watch_dialogue import pairs
+from .._engine.watch_permits import permits_of, state_numbers
 from .._scripts.constants import WRITER_WEIGHT
 from . import problems
 from .parties import Listening, Queued, absent, channels, holder, queued, waiter
@@ -208,8 +209,11 @@ class LockReading(_Reading):
         held, left, last, queue = replies
         self._holder = self._usable(held, self._key, HOLDERS)
         self._left = self._usable(left, self._key, LEFT, -2)
-        if (last := self._usable(last, self._fence_key, FENCE)) and last[:16].isdigit():
-            self._fence, self._granted = int(last[:16]), last[17:]
+        if (last := self._usable(last, self._fence_key, FENCE)) is not None:
+            if last[:16].isdigit() and last[16:17] == b" ":
+                self._fence, self._granted = int(last[:16]), last[17:]
+            else:
+                self._wrong.append(self._fence_key)
         self._take_queue(queue)
         self._found = self._holder is not None
         return self._active
@@ -300,9 +304,12 @@ class PermitReading(_Reading):
     def first(self, replies: Replies) -> bool:
         """See `Reading`."""
         known, number, permits, queue = replies
-        limit, used, fence = self._usable(known, self._state, STATE, [None] * 3)
-        self._limit, self._used = int(limit or 0), int(used or 0)
-        self._fence = int(fence) if fence else None
+        known = self._usable(known, self._state, STATE, [None] * 3)
+        try:
+            self._limit, self._used, fence = state_numbers(self._state, known)
+        except ReplyError as foreign:  # data of another program, in a hash
+            fence = self._usable(foreign, self._state, STATE, 0)
+        self._fence, used = fence or None, known[1]
         live = [one for one in pairs(self._usable(permits, self._permits, HOLDERS, [])) if one[1].is_integer()]
         self._all_shown, self._live = len(live) <= self.shown, live[: self.shown]
         number = self._usable(number, self._permits, HOLDERS, 0)
@@ -331,7 +338,8 @@ class PermitReading(_Reading):
         for (token, until), found in zip(self._live, about, strict=False):
             if found is None and not self.problems and self._readable(self._state, STATE):
                 continue  # released between the two reads
-            weight, fence = (int(it) for it in found.split()[:2]) if found else (1, 0)
+            of_it = permits_of([token], [found], [until])
+            weight, fence = (of_it[token].weight, of_it[token].fence) if of_it else (1, 0)
             weights += weight
             it = holder(
                 token, now, fence or None, (until - now) / 1e6, listening=listening, weight=weight, permits=self._limit

@@ -115,7 +115,8 @@ class WorkRecord:
                 names = tuple(step.name for step in self.steps)
                 self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            return WrongKeyType.of_record(lease.name, key=text(lease.keys.all[-1]), problem=str(error))
+            key = text(lease.keys.all[-1])
+            return WrongKeyType.not_ours(lease.name, what="the record", key=key, problem=str(error))
         self._seq, self._sound = seq, (self.progress, self.steps)
         return None
 

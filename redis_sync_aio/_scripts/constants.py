@@ -65,6 +65,8 @@ ASK_AGAIN = -1
 """In place of a fence: the request was taken out of the queue, and its owner is to ask for the reason."""
 CONTENDED = -2
 """In place of a fence, to a process that shares a lease among its tasks: another client waits for it."""
+NOT_OURS = b"holds what was not written by redis_sync_aio"
+"""The complaint about data of another program under a key of ours; it stands behind the key, as in WRONGTYPE KEY …."""
 POLLERS_TICKET = b"|0|0|"
 """The common ticket of all clients that poll for a lock without one: see include/lock_poller_gap.lua."""
 

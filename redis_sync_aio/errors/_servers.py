@@ -187,8 +187,8 @@ class CommandRefused(SyncError):
         kind, advice = _BY_CODE.get(code, (CommandRefused, "" if repeated else "nothing was changed"))
         if scripts_refused and code == "NOPERM":
             reply = f"{scripts_refused}; without scripts it answered {reply}"
-        if code == "WRONGTYPE" and keys:
-            reply += f": one of {', '.join(keys)} belongs to another program"
+        if code == "WRONGTYPE" and keys and not reply.startswith(tuple(f"WRONGTYPE {key} " for key in keys)):
+            reply += f": {'one of ' * (len(keys) > 1)}{', '.join(keys)} belongs to another program"
         if lacks:
             advice = _LACKING[lacks]
         if repeated:
@@ -229,7 +229,7 @@ class OutOfMemory(CommandRefused):
 
 
 class WrongKeyType(CommandRefused):
-    """A key of this lock holds something else, such as a list or a hash of another program.
+    """A key of this name holds data of another program: a list, a hash, or a text in another form.
 
     Choose another name for the lock, or delete the key.
 
@@ -238,10 +238,13 @@ class WrongKeyType(CommandRefused):
     """
 
     @staticmethod
-    def of_record(name: str, *, key: str, problem: str) -> WrongKeyType:
-        """Return the error for a robust lock whose record this package did not write."""
+    def not_ours(name: str, *, what: str, key: str, problem: str) -> WrongKeyType:
+        """Return the error for data about ``name`` in another form than that of this package.
+
+        ``what`` says what belongs under ``key``, as in "the record", and ``problem`` what was found there.
+        """
         return WrongKeyType(
-            f"the record of {name!r} was not written by redis_sync_aio: {problem}; delete {key!r}", code="WRONGTYPE"
+            f"{what} of {name!r} was not written by redis_sync_aio: {problem}; delete {key!r}", code="WRONGTYPE"
         )
 
 

@@ -221,7 +221,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "nobody is told who set the limit": Mutant("now, differs and resized and 1 or 0}", "now, 0}"),
     "who sets the limit wakes nobody": Mutant("  turn, more = settle(ticket)\n  had", "  had"),
     "who sets the limit does not store it": Mutant("  redis.call('HSET', STATE, 'limit', limit)\n  turn", "  turn"),
-    "a short release frees nothing": Mutant("known[1] - held)", "known[1])"),
+    "a short release frees nothing": Mutant("soonest and known[1] - held", "soonest and known[1]"),
     "handed on although something is over": Mutant(
         "local held = soonest and soonest + 0 > now and", "local held = soonest and"
     ),

@@ -85,7 +85,7 @@ ABOUT_A_LOCK = [
     Unreachable.minority("x", answered=1, servers=3, needed=2, seconds=0.2),
     Unreachable.extended_by_minority("x", extended=1, servers=3, needed=2, seconds=0.2),
     Unreachable.clocks_apart("x", servers=3, needed=2, allowed=10, ahead={1: 0.0, 2: 3600.0}),
-    WrongKeyType.of_record("x", key="{x}:record", problem="not JSON"),
+    WrongKeyType.not_ours("x", what="the record", key="{x}:record", problem="not JSON"),
     CoordinatorClosed.draining("x"),
     CoordinatorClosed.while_waiting("x", "it was closed"),
     CoordinatorClosed.without_reply("x"),

@@ -18,6 +18,9 @@ WRONG = "Operation against a key holding the wrong kind of value"
         (f"WRONGTYPE {WRONG} script: ec10, on @user_script:6.", "WRONGTYPE", WrongKeyType),
         (f"ERR {SCRIPT} WRONGTYPE {WRONG}", "WRONGTYPE", WrongKeyType),  # Redis 6.2
         (f"{SCRIPT} WRONGTYPE {WRONG}", "WRONGTYPE", WrongKeyType),  # Redis 6.2, read by redis-py
+        ("ERR WRONGTYPE {name}:fence holds data script: on @user_script:1.", "WRONGTYPE", WrongKeyType),  # by error()
+        (f"ERR {SCRIPT} user_script:6: attempt to compare number with nil", "WRONGTYPE", WrongKeyType),
+        ("ERR user_script:6: attempt to perform arithmetic on a nil value script: ec10", "WRONGTYPE", WrongKeyType),
         (f"ERR {SCRIPT} -OOM command not allowed when used memory > 'maxmemory'.", "OOM", OutOfMemory),
         (f"{SCRIPT} -OOM command not allowed when used memory > 'maxmemory'.", "OOM", OutOfMemory),
         (f"{SCRIPT} -READONLY You can't write against a read only replica.", "READONLY", CommandRefused),

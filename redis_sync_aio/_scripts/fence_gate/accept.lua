@@ -7,7 +7,7 @@
 -- COST   O(1)
 local highest, fence = redis.call('GET', KEYS[1]) or '', ARGV[1]
 if highest ~= '' and not (#highest == 16 and string.match(highest, '^%d+$')) then
-  return redis.error_reply('WRONGTYPE the key of this gate holds something that is not a fence')
+  return redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' NOT_OURS: it is no fence')
 end
 -- Compared as text: numbers would be rounded from 2^53 on. '' is less than any fence.
 if highest > fence then return highest end

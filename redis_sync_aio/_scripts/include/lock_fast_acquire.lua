@@ -13,6 +13,10 @@ if not tail then
     if type(before) == 'table' then -- FENCE is a key of another type: change nothing
       redis.call('DEL', NAME)
       return before
+    elseif string.byte(before, 17) ~= 32 then -- not behind 16 digits: not ours
+      redis.call('DEL', NAME)
+      redis.call('SET', FENCE, before) -- its ttl, if it had one, is lost
+      return redis.error_reply('WRONGTYPE ' .. FENCE .. ' NOT_OURS: it is no fence')
     end
     if string.sub(before, 1, 16) < digits and string.sub(before, 18) ~= token then
       return digits + 0

@@ -16,6 +16,10 @@ local function next_fence(token, ms, range)
   local fence, keep, more = digits, remember(ms), (range or fences_of(token)) - 1
   local function upto() return more == 0 and fence or string.format('%.0f', fence + more) end
   local last = redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep, 'GET')
+  if last and string.byte(last, 17) ~= 32 then -- not ours: restore it, but for its ttl
+    redis.call('SET', FENCE, last)
+    error('WRONGTYPE ' .. FENCE .. ' NOT_OURS: it is no fence', 0)
+  end
   if last and string.sub(last, 1, 16) >= fence then -- the clock stood still, or went back
     fence = string.format('%.0f', tonumber(string.sub(last, 1, 16)) + 1)
     keep = keep + math.floor((fence - now) / 1000) -- until the clock has caught up

@@ -13,3 +13,8 @@ local state = redis.call('HMGET', STATE, 'limit', 'used', 'fence', 'kept', field
 -- x + 0, because tonumber(x) takes 75 ns more.
 local limit, used, fence = (state[1] or 0) + 0, (state[2] or 0) + 0, (state[3] or 0) + 0
 local kept, own, saved = (state[4] or 0) + 0, state[5] or '', used
+-- What this package writes has `used`, and whole numbers; 2^53 is more than any fence.
+if not state[2] and redis.call('PTTL', STATE) ~= FREE_MS
+  or limit % 1 + used % 1 + fence % 1 + kept % 1 ~= 0 or fence >= 9007199254740992 then
+  return redis.error_reply('WRONGTYPE ' .. STATE .. ' NOT_OURS: its fields say no limit and fence')
+end

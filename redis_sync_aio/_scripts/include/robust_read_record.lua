@@ -16,10 +16,9 @@ end
 local function read_record()
   local found = redis.call('HMGET', RECORD, 'token', 'fence', 'at', 'before', 'writers', 'seq',
     'progress', 'undo')
-  if found[1] and not (number(found[2], 16, 16) and number(found[3], 16, 16)
-    and number(found[6], 1, 15)) then
-    return nil, redis.error_reply('WRONGTYPE the record of this lock was not written by '
-      .. 'redis_sync_aio: delete ' .. RECORD)
+  local sound = number(found[2], 16, 16) and number(found[3], 16, 16) and number(found[6], 1, 15)
+  if found[1] and not sound or not found[1] and redis.call('PTTL', RECORD) ~= FREE_MS then
+    return nil, redis.error_reply('WRONGTYPE ' .. RECORD .. ' NOT_OURS: it is no record')
   end
   return found
 end

@@ -15,7 +15,7 @@ local tail, settled = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 -- include: lock_queue
 -- include: lock_notify_contended
 if poll_ms > 0 then redis.call('ZSCORE', POLLS, ticket) end -- raises for a key of another type
-local holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
+-- include: lock_look
 local last_token = last and string.sub(last, 18)
 local spent = not holder and last_token == token and ARGV[5] ~= '1'
 if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end

@@ -6,9 +6,9 @@
 -- REPLAY Reads only.
 -- COST   O(log waiters + tickets shown)
 local NAME, QUEUE, FENCE = KEYS[1], KEYS[2], KEYS[3]
-local last = redis.call('GET', FENCE)
+-- include: lock_look
 return {
-  redis.call('GET', NAME),
+  holder,
   redis.call('PTTL', NAME),
   last and string.sub(last, 1, 16),
   last and string.sub(last, 18),
