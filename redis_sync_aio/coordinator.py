@@ -27,7 +27,7 @@ from ._primitives.factory import makes
 from .barrier import AsyncBarrier
 from .election import LeaderElection
 from .fence_gate import FenceGate
-from .jobs import idempotent, once, once_per
+from .jobs import forget, idempotent, once, once_per
 from .lock import AsyncLock
 from .multilock import AsyncMultiLock
 from .parties import AsyncCountDownLatch, AsyncEvent
@@ -268,3 +268,7 @@ class Coordinator:
     @makes(idempotent)
     def idempotent(self, *args: Any, **options: Any) -> Any:
         """Return a decorator: all calls with one key get one result. Arguments: `redis_sync_aio.jobs.idempotent`."""
+
+    @makes(forget)
+    def forget(self, *args: Any, **options: Any) -> Any:
+        """Forget a slot or a result, so that it runs again. Arguments: `redis_sync_aio.jobs.forget`."""

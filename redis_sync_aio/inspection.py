@@ -29,9 +29,20 @@ from ._inspection.patterns import check, compiled, exact, literal
 from ._inspection.problems import TRANSIENT
 from ._inspection.reading import reading_of
 from ._inspection.server import Server, batches, heard, opened, reading
-from ._inspection.views import Access, HolderView, Kind, NameView, Problem, ProblemCode, WaiterView
+from ._inspection.views import Access, HolderView, Kind, MarkView, NameView, Problem, ProblemCode, WaiterView
 
-__all__ = ["Access", "HolderView", "Kind", "NameView", "Problem", "ProblemCode", "WaiterView", "escape", "inspect"]
+__all__ = [
+    "Access",
+    "HolderView",
+    "Kind",
+    "MarkView",
+    "NameView",
+    "Problem",
+    "ProblemCode",
+    "WaiterView",
+    "escape",
+    "inspect",
+]
 
 SECOND_LOOK = 0.1
 """Seconds after which a problem that may be just a moment is looked for again."""
@@ -68,7 +79,7 @@ async def inspect(
             character. A ``[`` needs its ``]``.
         limit: How many names to return at most, 1 or more. If there are as many, there may be more.
         shown: How many holders and waiters of each name to list, 1 or more. All are counted.
-        idle: Also return names that nobody holds or waits for, as far as they are remembered.
+        idle: Also return names that nobody holds or waits for, as far as they are remembered; marks of jobs among them.
         prefix: The prefix of the coordinators whose names are looked for; names are shown without it. None: that of the
             `Coordinator` given, else none. Without a prefix, ``orders`` of a coordinator with the prefix ``app1:`` is
             found as ``app1:{orders}``.

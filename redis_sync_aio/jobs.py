@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import hub_of
+from ._acquire.implicit import hub_of, keys_of
 from ._client.error_replies import is_transient
 from ._client.retry import RETRY
 from ._client.settings import Client
@@ -27,7 +27,8 @@ from ._core import logs
 from ._core.arguments import Seconds, one_of, timeout_seconds, ttl_ms
 from ._core.clock import now
 from ._core.display import shown
-from ._core.keys import SlotState, mark_key
+from ._core.keys import SlotState, lock_keys, mark_key
+from ._core.marks import is_done
 from ._core.name_templates import check_template, escaped, names_from, text_of, without_fields
 from ._core.slot_times import DAY, SlotName
 from ._leases.cancel_on_loss import is_by_loss
@@ -38,7 +39,7 @@ from .errors import FingerprintMismatch, OutcomeUnknown, RunInterrupted, SyncErr
 from .lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
 from .transaction import transaction
 
-__all__ = ["Codec", "OnCrash", "OnInterrupted", "SlotState", "idempotent", "once", "once_per"]
+__all__ = ["Codec", "OnCrash", "OnInterrupted", "SlotState", "forget", "idempotent", "once", "once_per"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -215,11 +216,6 @@ class _Run:
         return None if found is None else "done"
 
 
-def is_done(found: Mapping[str, Any]) -> bool:
-    """Return True if a mark says that the run has come to its end."""
-    return "done" in found or "result" in found
-
-
 def once_per(
     client: ClientSource,
     name: str,
@@ -283,6 +279,45 @@ def once_per(
         return call
 
     return decorate
+
+
+async def forget(client: Client | CoordinatorLike, name: str, *, slot: object = "") -> bool:
+    """Forget a slot of a job or the result of a request, so that the next call runs it.
+
+    A run that is in progress is not ended, and marks its slot as done at its end.
+
+    Args:
+        client: As for `once`.
+        name: The name of the job, or the key of the request, as `inspect` and ``redis-sync-aio ls --all`` show it.
+        slot: The slot, as for `once`. That of `once_per` is part of the name.
+
+    Returns:
+        True if there was a mark. False: nothing was known of it.
+
+    Raises:
+        TypeError, ValueError: At the call: an argument is bad.
+        SyncError: As for `transaction`.
+
+    On cancellation the mark was deleted, or is as before.
+
+    Example:
+        ```python
+        from redis_sync_aio.jobs import forget
+
+        await forget(sync, "nightly", slot="2026-11-26")
+        ```
+    """
+    key = mark_key(keys_of(client, slot_name(name, slot), lock_keys))
+    seen = False
+
+    async def body(tx: Transaction) -> None:
+        nonlocal seen
+        seen = bool(await tx.exists(key)) or seen  # an earlier attempt may have been executed unheard
+        tx.multi()
+        tx.delete(key)
+
+    await transaction(client, body, key, idempotent=True)
+    return seen
 
 
 def idempotent(

@@ -352,9 +352,9 @@ def mark_key(keys: Keys) -> bytes:
 
 
 _LEFT_BEHIND = re.compile(
-    rb"(.+?):(?:(sem|rw|event|latch|barrier)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL
+    rb"(.+?):(?:(sem|rw|event|latch|barrier)(?::(?:state|queue|polls))?|queue|fence|polls|record|mark)", re.DOTALL
 )
-KEY_ENDINGS = b"[}:]:[beflpqrs]*"
+KEY_ENDINGS = b"[}:]:[beflmpqrs]*"
 """A pattern of SCAN for the ends of all keys but NAME."""
 
 
@@ -378,7 +378,8 @@ def keys_around(key: bytes, prefix: bytes = b"") -> Keys | None:
     except ValueError:
         return None
     # Checked: `a` and `{a}` have other keys, and a name may look like a key.
-    return keys if key in keys.all or (key == stem + b":record" and keys.all[1] == stem + b":queue") else None
+    beside = kind is None and keys.all[1] == stem + b":queue"
+    return keys if key in keys.all or (beside and key in (stem + b":record", stem + b":mark")) else None
 
 
 def _stem(name: bytes) -> bytes:

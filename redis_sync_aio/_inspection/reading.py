@@ -12,22 +12,26 @@ from typing import Protocol
 from .._client.error_replies import error_code
 from .._client.resp import Reply, ReplyError, Words
 from .._core.display import text
-from .._core.keys import NEVER_HELD, Keys, LockKeys, PermitKeys, PermitKind, record_key
+from .._core.keys import NEVER_HELD, Keys, LockKeys, PermitKeys, PermitKind, SlotState, mark_key, record_key
+from .._core.marks import is_done, said_by
 from .._engine.watch_dialogue import pairs
 from .._engine.watch_permits import permits_of, state_numbers
 from .._scripts.constants import WRITER_WEIGHT
 from . import problems
 from .parties import Listening, Queued, absent, channels, holder, queued, waiter
 from .server import Replies, Server
-from .views import HolderView, Kind, NameView, Problem, WaiterView
+from .views import HolderView, Kind, MarkView, NameView, Problem, WaiterView
 
 TOMBSTONES = 16
 """Number of permits that are read beyond those shown: undone requests may be among them."""
 
 
 HOLDERS, LEFT, FENCE, STATE = "who holds it", "the time left of its lease", "its fence", "its limit and fences"
-QUEUE, ALIVE = "its queue", "which of its waiters are alive"
+QUEUE, ALIVE, MARK = "its queue", "which of its waiters are alive", "the mark of its job"
 """The facts that a server may refuse to show, in words."""
+
+MARK_BYTES = 256
+"""Bytes of a mark that are read. One that is longer has a result."""
 
 KINDS: dict[PermitKind, Kind] = {
     "sem": "semaphore",
@@ -195,18 +199,21 @@ class LockReading(_Reading):
     def __init__(self, keys: LockKeys, shown: int) -> None:
         super().__init__(keys, shown)
         self._fence_key = keys.fence
-        self._key, self._record = keys.all[0], record_key(keys)
+        self._key, self._record, self._mark = keys.all[0], record_key(keys), mark_key(keys)
+        self._mark_left = -2
         self._holder: bytes | None = None
         self._left = -2
         self._granted = b""
 
     def first_asked(self, now: int) -> list[Words]:
         """See `Reading`."""
-        return [(b"GET", self._key), (b"PTTL", self._key), (b"GET", self._fence_key), self._queue_asked()]
+        about = [(b"GET", self._key), (b"PTTL", self._key), (b"GET", self._fence_key), (b"PTTL", self._mark)]
+        return [*about, self._queue_asked()]
 
     def first(self, replies: Replies) -> bool:
         """See `Reading`."""
-        held, left, last, queue = replies
+        held, left, last, mark_left, queue = replies
+        self._mark_left = -2 if isinstance(mark_left, ReplyError) else mark_left
         self._holder = self._usable(held, self._key, HOLDERS)
         self._left = self._usable(left, self._key, LEFT, -2)
         if (last := self._usable(last, self._fence_key, FENCE)) is not None:
@@ -223,12 +230,34 @@ class LockReading(_Reading):
 
     def then_asked(self) -> list[Words]:
         """See `Reading`."""
-        return [(b"HGET", self._record, b"fence"), *self._about_queue()]
+        mark: list[Words] = [(b"GETRANGE", self._mark, 0, MARK_BYTES - 1)] if self._mark_left != -2 else []
+        return [(b"HGET", self._record, b"fence"), *mark, *self._about_queue()]
+
+    @property
+    def known(self) -> bool:
+        """See `Reading`."""
+        return super().known or self._mark_left != -2
+
+    def _mark_view(self, reply: Reply) -> MarkView | None:
+        """Return the view of the mark; None if it has gone since the first round."""
+        state: SlotState | None = None
+        if not (isinstance(reply, ReplyError) and error_code(str(reply)) == "NOPERM"):  # an optional right
+            found = self._usable(reply, self._mark, MARK)
+            if found == b"":
+                return None
+            said = None if found is None else said_by(found)
+            if found is not None and (len(found) == MARK_BYTES or (said is not None and is_done(said))):
+                state = "done"
+            elif said is not None:
+                state = "running" if self._holder is not None else "failed"
+        return MarkView(state, None if self._mark_left == -1 else self._mark_left / 1000)
 
     def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
         """See `Reading`."""
         now = server.time
-        robust = isinstance(replies[0], bytes)
+        robust, mark = isinstance(replies[0], bytes), None
+        if self._mark_left != -2:
+            mark, replies = self._mark_view(replies[1]), [replies[0], *replies[2:]]
         holders = () if self._holder is None else (self._holder_view(self._holder, now, listening),)
         waiters, waiting = self._waiters(replies[1:], now, 0, listening, self._tokens())
         if holders and self._holder is not None:
@@ -250,6 +279,7 @@ class LockReading(_Reading):
             1 - held if known else None,
             self._fence,
             tuple(self.problems),
+            mark,
         )
 
     def _holder_view(self, token: bytes, now: int, listening: Listening) -> HolderView:

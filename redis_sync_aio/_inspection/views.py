@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .._core.keys import SlotState
+
 Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write", "event", "latch", "barrier"]
 """The kind of a name, as its keys on the server show."""
 
@@ -109,6 +111,20 @@ class WaiterView:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkView:
+    """The mark of a job: what became of its slot (`once`, `once_per`) or of its request (`idempotent`).
+
+    Attributes:
+        state: "done": a run has ended. "running": a run has the lock. "failed": a run began, and raised, was cancelled
+            or was killed. None: the user may not read it, or another program wrote it.
+        remaining: Seconds for which it is remembered. None: forever.
+    """
+
+    state: SlotState | None
+    remaining: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class NameView:
     """A lock, a semaphore, a read/write lock, an event, a latch or a barrier, as the server knows it.
 
@@ -126,6 +142,7 @@ class NameView:
             first.
         fence: The last fence that the server remembers, whether or not it is held now. None: it remembers none.
         problems: What looks wrong. Empty: nothing does.
+        mark: The mark of the job with this name. None: there is none.
     """
 
     name: str
@@ -139,6 +156,7 @@ class NameView:
     available: int | None
     fence: int | None
     problems: tuple[Problem, ...] = ()
+    mark: MarkView | None = None
 
     @property
     def idle(self) -> bool:

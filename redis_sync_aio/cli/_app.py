@@ -13,7 +13,7 @@ from . import _bench as bench
 from ._demo import command as demo
 from ._doctor import command as doctor
 from ._failures import COMMON_EXITS
-from ._look import ls, release, show, top, watch
+from ._look import forget, ls, release, show, top, watch
 from ._output import NAME
 from ._run import command as run
 from ._shared import with_shared
@@ -60,5 +60,6 @@ add("show", with_shared(show.show), COMMON_EXITS | show.EXITS)
 add("top", with_shared(top.top), COMMON_EXITS | top.EXITS)
 add("watch", with_shared(watch.watch), COMMON_EXITS | watch.EXITS)
 add("release", with_shared(release.release), COMMON_EXITS | release.EXITS)
+add("forget", with_shared(forget.forget), COMMON_EXITS | forget.EXITS)
 add("bench", with_shared(bench.bench), COMMON_EXITS | bench.EXITS)
 add("demo", demo.demo, demo.EXITS)

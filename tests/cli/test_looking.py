@@ -132,6 +132,37 @@ async def test_a_token_chooses_one_permit(server: EmbeddedServer, sync: Coordina
 
 
 @pytest.mark.ci
+async def test_a_job_is_listed_shown_and_forgotten(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """By its name; after that it runs again."""
+    url = ("--url", server.url)
+    async with sync.once("job", slot="a:b") as lease:
+        assert lease is not None
+    with pytest.raises(ZeroDivisionError):
+        async with sync.once("job", slot="c"):
+            raise ZeroDivisionError
+    assert (await ran("ls", "job:*", *url)).stdout == ""
+    lines = [line.split("\t") for line in (await ran("ls", "--all", "job:*", *url)).stdout.splitlines()]
+    assert [(one[0], one[2], float(one[4]) > 80_000) for one in lines] == [
+        ("job:a%3Ab", "done", True),
+        ("job:c", "failed", True),
+    ]
+    shown = await ran("show", "job:c", *url)
+    assert "job: failed (an earlier run raised, was cancelled or was killed), for 24h more" in shown.stdout
+    (found,) = (await ran_json("show", "job:c", *url))["names"]
+    assert found["mark"]["state"] == "failed"
+
+    asked = await ran("forget", "job:c", *url)
+    assert (asked.returncode, "add --yes" in asked.stderr) == (2, True)
+    forgotten = await ran("forget", "job", "--slot", "a:b", "--yes", *url)
+    assert forgotten.stdout == "forgotten: 'job:a%3Ab' was done, for 24h more\n"
+    assert (await ran_json("forget", "job:c", "--yes", *url))["forgotten"] == "failed"
+    again = await ran("forget", "job:c", "--yes", *url)
+    assert (again.returncode, again.stdout) == (1, "nothing is known of a job 'job:c'\n")
+    for slot in ("a:b", "c"):
+        async with sync.once("job", slot=slot) as lease:
+            assert lease is not None
+
+
 async def test_an_event_is_waited_for_and_never_held(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
 ) -> None:

@@ -10,8 +10,9 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator, NotHeld
+from redis_sync_aio.inspection import MarkView, escape, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Skipped, observe_all
-from redis_sync_aio.jobs import OnCrash, once, once_per
+from redis_sync_aio.jobs import OnCrash, idempotent, once, once_per
 
 BOTH = pytest.mark.parametrize("on_crash", ["skip", "again"])
 
@@ -146,3 +147,85 @@ async def test_once_is_entered_once(sync: Coordinator) -> None:
 async def test_once_is_not_left_before_it_is_entered(sync: Coordinator) -> None:
     with pytest.raises(NotHeld):
         await once(sync, "job").__aexit__(None, None, None)
+
+
+# -- looking and forgetting ----------------------------------------------------------------------------------
+
+
+async def view(sync: Coordinator, name: str) -> MarkView | None:
+    (found,) = await inspect(sync, escape(name), idle=True)
+    return found.mark
+
+
+@pytest.mark.parametrize("prefix", ["", "app1:"])
+@pytest.mark.parametrize("slot", ["2026-01-02", "{42}", "a:b"])
+async def test_a_slot_is_seen_and_forgotten_by_its_name(redis: Redis, prefix: str, slot: str) -> None:
+    """Whatever prefix and hash tag its keys have."""
+    async with Coordinator(redis, prefix=prefix) as sync:
+        for _ in range(2):
+            async with once(sync, "nightly", slot=slot) as lease:
+                assert lease is not None
+                running = await view(sync, lease.name)
+                assert running is not None
+                assert running.state == "running"
+            done = await view(sync, lease.name)
+            assert done is not None
+            assert done.state == "done"
+            assert 80_000 < (done.remaining or 0) <= 86_400
+            assert await sync.forget("nightly", slot=slot)
+            assert await view(sync, lease.name) is None
+        assert not await sync.forget("nightly", slot=slot)
+
+
+async def test_a_slot_that_failed_is_seen_and_runs_again_when_it_is_forgotten(sync: Coordinator) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with once(sync, "nightly", slot="2026-01-02"):
+            raise ZeroDivisionError
+    failed = await view(sync, "nightly:2026-01-02")
+    assert failed is not None
+    assert failed.state == "failed"
+    assert await skipped(sync)
+    assert await sync.forget("nightly:2026-01-02")
+    assert not await skipped(sync)
+
+
+async def test_a_pattern_finds_marks_of_names_that_are_forgotten_otherwise(sync: Coordinator, redis: Redis) -> None:
+    """And only where idle names are asked for. A long result is not read."""
+
+    @idempotent(sync, "pay:{request}")
+    async def pay(request: str) -> str:
+        return "x" * 100_000
+
+    await pay("a:b")
+    await pay("c")
+    await redis.delete("{pay:a:b}:fence", "{pay:c}:fence")
+    before = (await redis.info("stats"))["total_net_output_bytes"]
+    found = await inspect(sync, "pay:*", idle=True)
+    assert (await redis.info("stats"))["total_net_output_bytes"] - before < 50_000
+    assert [(it.name, it.mark and it.mark.state) for it in found] == [("pay:a:b", "done"), ("pay:c", "done")]
+    assert await inspect(sync, "pay:*") == ()
+    assert await sync.forget("pay:c")
+    assert [it.name for it in await inspect(sync, "pay:*", idle=True)] == ["pay:a:b"]
+
+
+async def test_a_mark_of_another_program_is_no_state(sync: Coordinator, redis: Redis) -> None:
+    await redis.set("{nightly}:mark", "not ours")
+    assert await view(sync, "nightly") == MarkView(None, None)
+
+
+async def test_a_run_that_is_forgotten_is_remembered_when_it_ends(sync: Coordinator, other: Coordinator) -> None:
+    """It goes on, and nobody runs next to it."""
+    async with once(sync, "nightly", slot="2026-01-02") as lease:
+        assert lease is not None
+        assert await other.forget("nightly", slot="2026-01-02")
+        assert await skipped(other)
+    assert await skipped(other)
+    done = await view(other, "nightly:2026-01-02")
+    assert done is not None
+    assert done.state == "done"
+
+
+@pytest.mark.parametrize(("name", "slot"), [("", ""), (None, ""), (b"nightly", ""), ("nightly", None)])
+async def test_bad_arguments_of_forget(sync: Coordinator, name: Any, slot: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"name|slot"):
+        await sync.forget(name, slot=slot)

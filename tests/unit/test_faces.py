@@ -28,7 +28,7 @@ from redis_sync_aio import (
     watch_retry,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import idempotent, once, once_per
+from redis_sync_aio.jobs import forget, idempotent, once, once_per
 
 from ..support.inside import hub_options
 
@@ -51,6 +51,7 @@ def test_a_coordinator_shows_what_users_need() -> None:
         *("connection_error", "connections", "statistics"),
         *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch", "barrier"),
         *("robust_lock", "election", "fence_gate", "transaction", "watch_retry", "once", "once_per", "idempotent"),
+        "forget",
     }
 
 
@@ -73,6 +74,7 @@ def test_a_coordinator_shows_what_users_need() -> None:
         ("once", once),
         ("once_per", once_per),
         ("idempotent", idempotent),
+        ("forget", forget),
     ],
 )
 def test_a_coordinator_makes_each_primitive_with_all_its_options(method: str, kind: Callable[..., object]) -> None:

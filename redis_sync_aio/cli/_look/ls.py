@@ -77,7 +77,7 @@ def show(console: Console, views: Sequence[NameView], more: bool) -> None:
 
 def line(view: NameView) -> str:
     """Return what a pipe gets for a name."""
-    left = next((it.remaining for it in view.holders), None)
+    left = next((it.remaining for it in view.holders), view.mark.remaining if view.mark is not None else None)
     numbers = [words.held_for(view), left, words.longest_wait(view)]
     held, left_text, longest = ("" if it is None else f"{it:.3f}" for it in numbers)
     problems = ",".join(it.code for it in view.problems)

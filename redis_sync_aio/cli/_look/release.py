@@ -128,13 +128,13 @@ def held_by(view: NameView) -> str:
     return f"{words.holders(view)} {'holds' if len(view.holders) == 1 else 'hold'}"
 
 
-async def ask(session: Session, what: str) -> None:
-    """Say what will happen, and end the command unless the answer is yes."""
+async def ask(session: Session, what: str, question: str = "Release it?") -> None:
+    """Say what will happen, and end the command unless the answer to ``question`` is yes."""
     if session.output.as_json or not sys.stdin.isatty():
         raise Failure("nobody can be asked here: add --yes if you are sure", USAGE)
     typer.echo(what, err=True)
     try:
-        answer = await answered("Release it? [y/N]: ")
+        answer = await answered(f"{question} [y/N]: ")
     except (EOFError, asyncio.CancelledError):  # Ctrl-D, Ctrl-C
         typer.echo(err=True)
         raise Failure("nothing was changed", INTERRUPTED) from None

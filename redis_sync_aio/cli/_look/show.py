@@ -72,6 +72,8 @@ def lines(view: NameView) -> Iterator[Text]:
         yield Text(f"  {number:>4}. ").append_text(_of_waiter(waiter))
     if view.waiting > len(view.waiters):
         yield Text(f"        and {view.waiting - len(view.waiters)} more")
+    if view.mark is not None:
+        yield Text(f"  job: {words.mark(view.mark)}")
     yield from _problems(view)
 
 

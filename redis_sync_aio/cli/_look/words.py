@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from redis_sync_aio._core.display import plain as plain
-from redis_sync_aio.inspection import HolderView, NameView, WaiterView
+from redis_sync_aio.inspection import HolderView, MarkView, NameView, WaiterView
 
 KINDS = {
     "lock": "lock",
@@ -17,6 +17,12 @@ KINDS = {
     "event": "event",
     "latch": "latch",
     "barrier": "barrier",
+}
+
+MARKS = {
+    "done": "done",
+    "running": "running",
+    "failed": "failed (an earlier run raised, was cancelled or was killed)",
 }
 
 
@@ -53,8 +59,10 @@ def lease(one: HolderView) -> str:
 
 
 def holders(view: NameView) -> str:
-    """Return the first holder, and how many more there are."""
+    """Return the first holder, and how many more there are; of a job that is not running its state."""
     if not view.holders:
+        if view.mark is not None:
+            return view.mark.state or "?"
         return "?" if unreadable(view) and not view.available else "-"
     more = len(view.holders) - 1
     return party(view.holders[0]) + (f" +{more}" if more else "")
@@ -66,11 +74,17 @@ def held_for(view: NameView) -> float | None:
 
 
 def remaining(view: NameView) -> str:
-    """Return when the first lease ends."""
+    """Return when the first lease ends, or for how long a job that is not running is remembered."""
     if not view.holders:
-        return ""
+        return seconds(view.mark.remaining, "never") if view.mark is not None else ""
     ends = [it.remaining for it in view.holders if it.remaining is not None]
     return seconds(min(ends)) if ends else "?" if unreadable(view) else "never"
+
+
+def mark(it: MarkView) -> str:
+    """Return what became of a job, and for how long that is remembered."""
+    state = "remembered (its state is not readable)" if it.state is None else MARKS[it.state]
+    return f"{state}, {'forever' if it.remaining is None else f'for {seconds(it.remaining)} more'}"
 
 
 def no_end(view: NameView) -> str:
