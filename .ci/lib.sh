@@ -34,6 +34,32 @@ interpreter() {
     find "${PYENV_ROOT:-$HOME/.pyenv}/versions" -maxdepth 3 -path "*/$1.*/bin/python" 2>/dev/null | sort -V | tail -n 1
 }
 
+# One of $1 parts of the tests, for --part: which one is up to the commit, so that each has its turn; all with .ci/run --all.
+part() {
+    if [ -n "$CI_ALL" ]; then echo 0/1; else echo "$(turn)/$1"; fi
+}
+
+# A number that belongs to this commit.
+turn() { echo $((16#$(git rev-parse --short=7 HEAD | cut -c1-7))); }
+
+# The oldest version of dependency $1 that pyproject.toml admits.
+oldest_version() { sed -n "s/^dependencies = .*\"$1>=\([0-9.]*\)\".*/\1/p" pyproject.toml; }
+
+# Make the environment that has the oldest dependencies we admit, on CPython 3.12 if it is installed. Its Python is $oldest.
+needs_oldest() {
+    local redis hiredis anyio other
+    redis=$(oldest_version 'redis\[hiredis\]')
+    hiredis=$(oldest_version hiredis)
+    anyio=$(oldest_version anyio)
+    oldest=$CI_WORK/oldest/bin/python
+    [ ! -x "$oldest" ] || return 0
+    other=$(interpreter 3.12)
+    [ -n "$other" ] || { needs test; other=$python; }
+    echo "redis-py $redis, hiredis $hiredis and anyio $anyio, the oldest we admit, on $("$other" --version)"
+    "$other" -m venv "$CI_WORK/oldest"
+    "$oldest" -m pip install -e '.[test]' "redis[hiredis]==$redis.*" "hiredis==$hiredis.*" "anyio==$anyio.*"
+}
+
 # Run the rest of the line in the background as job $1.
 jobs=()
 started() {

@@ -23,7 +23,7 @@ from .support.balance import Books
 from .support.clusters import Nodes, cluster
 from .support.inside import tuned
 from .support.options import OPTIONS, add_options, read_options
-from .support.pairwise import sample
+from .support.pairwise import is_in_part, sample
 from .support.spread import long_ones_first
 
 MakeClient = Callable[..., Redis]
@@ -62,10 +62,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the gate runs, unless pytest was asked for it: tests marked ci, and most combinations."""
+    kept = set(items)
     if not OPTIONS.run_ci:
         kept = sample([item for item in items if not item.get_closest_marker("ci")], 2 if OPTIONS.pairs else 1)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
+    kept = {item for item in kept if is_in_part(item.nodeid, OPTIONS.part)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
     items[:] = long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 

@@ -22,6 +22,7 @@ class Options:
 
     run_ci: bool = False
     pairs: bool = False
+    part: tuple[int, int] = (0, 1)
     again: int = 2
     topology: Topology = "direct"
     schedules: int | None = None
@@ -44,6 +45,13 @@ def add_options(parser: pytest.Parser) -> None:
     add("--run-ci", action="store_true", help="run tests marked ci and every combination of parameters, too")
     add("--pairs", action="store_true", help="run each pair of values of parameters, not only each value")
     add(
+        "--part",
+        type=read_part,
+        metavar="K/N",
+        default="0/1",
+        help="run part K of N of the tests, chosen by their names",
+    )
+    add(
         "--again",
         type=int,
         metavar="N",
@@ -60,6 +68,12 @@ def add_options(parser: pytest.Parser) -> None:
     add("--chaos-seed", type=int, metavar="SEED", help="seed of the chaos: random")
     add("--chaos-share", action="store_true", help="chaos among tasks that share what their process holds")
     add("--chaos-engine", default="auto", choices=("auto", "watch"), help="chaos with scripts, or without them")
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """Read "7/5" as part 2 of 5: the first number may be any, such as one that a commit has."""
+    number, _, parts = text.partition("/")
+    return int(number) % int(parts), int(parts)
 
 
 def read_options(config: pytest.Config) -> None:

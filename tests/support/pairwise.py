@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
@@ -66,6 +67,12 @@ def sample(items: Sequence[pytest.Item], together: int) -> set[pytest.Item]:
         chosen = cover(cases, together)
         kept.update(item for index, item in enumerate(same) if index in chosen or len(cases[index]) <= together)
     return kept
+
+
+def is_in_part(name: str, part: tuple[int, int]) -> bool:
+    """Return whether the test of that name is in part K of N; each is in one of them."""
+    number, parts = part
+    return zlib.crc32(name.encode()) % parts == number
 
 
 def case_of(item: Any) -> Case:

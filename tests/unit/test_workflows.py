@@ -20,7 +20,9 @@ def test_workflows_name_stages_options_extras_and_folders_that_there_are() -> No
     missing = []
     for path in sorted(WORKFLOWS.glob("*.yml")):
         text = path.read_text("utf-8")
-        named = {stage for words in re.findall(r"\.ci/run ([a-z ]+)$", text, re.M) for stage in words.split()}
+        named = {
+            stage for words in re.findall(r"\.ci/run(?: --all)?((?: [a-z]+)*)$", text, re.M) for stage in words.split()
+        }
         named |= {stage for words in re.findall(r"stage: \[(.*)\]", text) for stage in words.split(", ")}
         missing += [f"{path.name}: no stage {stage}" for stage in named - stages]
         missing += [f"{path.name}: no extra {extra}" for extra in set(re.findall(r"'\.\[(\w+)\]'", text)) - extras]

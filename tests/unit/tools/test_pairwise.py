@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ...support.pairwise import Case, case_of, cover, sample
+from ...support.options import read_part
+from ...support.pairwise import Case, case_of, cover, is_in_part, sample
 
 AXES = {"kind": range(7), "way": range(3), "body": range(4), "twice": (False, True)}
 PRODUCT: list[Case] = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
@@ -59,3 +60,13 @@ def test_values_that_are_given_together_are_one_parameter(
         ("seconds", "name"): ((int, seconds), (str, name)),
         ("one",): ((bool, one),),
     }
+
+
+def test_each_test_is_in_one_part() -> None:
+    """The parts are about as large as each other, and any number chooses one of them, such as that of a commit."""
+    names = [f"tests/test_x.py::test_y[{number}]" for number in range(1000)]
+    parts = [
+        {name for name in names if is_in_part(name, read_part(f"{number}/5"))} for number in (10, 6, 2, 3, 16**7 - 2)
+    ]
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    assert min(map(len, parts)) > 150
