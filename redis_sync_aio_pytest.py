@@ -8,7 +8,7 @@ package nor redis-py. (The package's own ``__init__`` imports both, which takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from redis_sync_aio import Coordinator
     from redis_sync_aio.testing import Server
+
+
+SERVER = pytest.StashKey["Server"]()
+"""The server of the tests, while there is one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,12 +41,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("sync_fail_on_leak", "fail tests that leave leases, waiting tasks or coordinators", "bool", False)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a server that a test left paused or dead serve the next one."""
+    result = yield
+    if (server := item.config.stash.get(SERVER, None)) is not None:
+        from redis_sync_aio.testing._fixtures import repair
+
+        repair(item, server)
+    return result
+
+
 @pytest.fixture(scope="session")
 def sync_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Server of the tests: a private one of this process, or a database of ``--sync-url``."""
     from redis_sync_aio.testing._fixtures import server_fixture
 
-    yield from server_fixture(request.config)
+    for server in server_fixture(request.config):
+        request.config.stash[SERVER] = server
+        yield server
+        del request.config.stash[SERVER]
 
 
 @pytest.fixture

@@ -114,6 +114,25 @@ def server_fixture(config: Any) -> Iterator[Server]:
         yield server
 
 
+def repair(item: Any, server: Server) -> None:
+    """Let a private server run that a test has left paused or dead; fail if tests are to leave nothing."""
+    if not isinstance(server, EmbeddedServer):
+        return
+    if server._paused:
+        left = "paused"
+        server.resume()
+    elif not server.running or server._processes[0].poll() is not None:
+        left = "dead"
+        server.kill()
+        server.start()
+    else:
+        return
+    if item.config.getini("sync_fail_on_leak"):
+        import pytest
+
+        pytest.fail(f"left behind by {item.nodeid}: sync_server was {left}; it runs again", pytrace=False)
+
+
 def database_of(url: str, worker: str) -> str:
     """Return the URL of the database of an xdist worker: so many after that of ``url``."""
     number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0

@@ -322,6 +322,44 @@ def test_a_test_that_leaks_fails_if_that_is_wanted(tmp_path: Path, scope: str) -
     check(run(tmp_path, *options, test_it=kept), "7 passed")
 
 
+STOPPED = """
+import os, signal
+
+async def test_left_paused(sync_server, sync_client):
+    await sync_client.set("left", 1)
+    sync_server.pause()
+    assert not "as it should be"
+
+async def test_left_dead(sync_server, sync_client):
+    await sync_client.set("left", await sync_client.dbsize())
+    assert await sync_client.get("left") == b"0"
+    sync_server.kill()
+    assert not "as it should be"
+
+async def test_left_dead_by_others(sync_server):
+    async with sync_server.client() as client:
+        assert await client.ping()
+    os.kill(sync_server.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, sync_server.pid, os.WEXITED | os.WNOWAIT)
+
+async def test_another(sync_server, sync_client, sync_coordinator):
+    sync_server.pause()
+    sync_server.resume()
+    async with sync_coordinator.lock("x"):
+        assert await sync_client.dbsize() > 0
+"""
+
+
+def test_a_server_that_a_test_left_paused_or_dead_serves_the_next_one(tmp_path: Path) -> None:
+    """The tests that did so are named if tests are to leave nothing; the others pass in any case."""
+    options = ("--timeout=60", "-p", "pytest_timeout", *asyncio_options("auto", "function"))
+    check(run(tmp_path, *options, test_it=STOPPED), "2 failed, 2 passed", code=1)
+    result = run(tmp_path, *options, "-o", "sync_fail_on_leak=true", test_it=STOPPED)
+    left = (("paused", "paused"), ("dead", "dead"), ("dead_by_others", "dead"))
+    said = (f"left behind by test_it.py::test_left_{test}: sync_server was {how}" for test, how in left)
+    check(result, "2 failed, 2 passed, 3 errors", *said, code=1)
+
+
 SCOPED = """
 from redis_sync_aio.testing import make_fixtures
 
