@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from .._core import arguments
+from .._core.display import shown
 from ._resp import Frame, Predicate, as_bytes
 
 
@@ -112,6 +114,11 @@ class Action:
     request: Fault = Passage.forward
     reply: Fault = Passage.forward
 
+    def __post_init__(self) -> None:
+        for fault, what in ((self.request, "request"), (self.reply, "reply")):
+            if not callable(fault):
+                raise TypeError(f"{what} must be a coroutine function of a Passage, not {shown(fault)}")
+
 
 PASS = Action()
 """Passes everything on."""
@@ -139,16 +146,20 @@ DROP = Action(request=Passage.drop)
 
 def delay(seconds: float) -> Action:
     """Return an action: pass the command (or push), and what follows it, on so many seconds later."""
-    return Action(request=lambda it: it.delay(seconds))
+    late = arguments.seconds(seconds, "seconds")
+    return Action(request=lambda it: it.delay(late))
 
 
 def delay_reply(seconds: float) -> Action:
     """Return an action: deliver the reply, and what follows it, so many seconds later."""
-    return Action(reply=lambda it: it.delay(seconds))
+    late = arguments.seconds(seconds, "seconds")
+    return Action(reply=lambda it: it.delay(late))
 
 
 def answer_error(text: str | bytes) -> Action:
     """Return an action: answer the command, in its turn, with an error of this text; the server does not see it."""
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"text must be str or bytes, not {shown(text)}")
     return Action(request=lambda it: it.answer(as_bytes(text)), reply=Passage.report)
 
 
@@ -165,7 +176,11 @@ class Rule:
     """
 
     def __init__(self, match: Predicate, action: Action, times: int | None = None, skip: int = 0) -> None:
-        self._match, self._times, self._skip = match, times, skip
+        if not isinstance(action, Action):
+            raise TypeError(f"action must be an Action, such as CUT_AFTER or delay(0.1), not {shown(action)}")
+        self._match = match
+        self._times = None if times is None else arguments.count(times, "times")
+        self._skip = arguments.count(skip, "skip")
         self._cancelled = False
         self.action: Action = action
         self.hits: int = 0

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeAlias, cast
 from redis.asyncio import Redis
 from redis.asyncio.connection import parse_url
 
+from .._core.display import shown
 from ..embedded import EmbeddedServer
 from ._faults import PASS, Action, Passage, Rule
 from ._resp import END, Dialogue, Frame, Predicate, Socket, anything, arg, command
@@ -257,8 +258,11 @@ class FaultProxy:
             skip: How many matching commands pass before that.
 
         If several rules match one command, the first that was made and is due acts.
+
+        Raises:
+            TypeError, ValueError: An argument is bad.
         """
-        rule = Rule(match if callable(match) else command(match), action, times, skip)
+        rule = Rule(_predicate(match, command), action, times, skip)
         self._rules.append(rule)
         return rule
 
@@ -266,8 +270,13 @@ class FaultProxy:
         """Act on pushes, by a part of their payload or by a predicate: DROP, CUT_BEFORE, HOLD or `delay`.
 
         The confirmations of SUBSCRIBE and the like are replies, not pushes.
+
+        Raises:
+            TypeError, ValueError: An argument is bad, or the action is for a reply: a push has none.
         """
-        rule = Rule(match if callable(match) else arg(match), action, times, skip)
+        rule = Rule(_predicate(match, arg), action, times, skip)
+        if action.request is Passage.forward and action.reply is not Passage.forward:
+            raise ValueError("the action is for replies, and a push has none: use DROP, CUT_BEFORE, HOLD or delay()")
         self._push_rules.append(rule)
         return rule
 
@@ -328,10 +337,20 @@ class FaultProxy:
             side.write(data[at : at + size])
 
 
+def _predicate(match: Match, of_text: Callable[[str | bytes], Predicate]) -> Predicate:
+    if isinstance(match, (str, bytes)):
+        return of_text(match)
+    if not callable(match):
+        raise TypeError(f"match must be str, bytes or a predicate on the arguments, not {shown(match)}")
+    return match
+
+
 def _address_of(upstream: Upstream) -> tuple[str, int] | str:
     if isinstance(upstream, EmbeddedServer):
         return upstream.unix_socket
     if isinstance(upstream, str) and "://" in upstream:
         options: dict[str, Any] = dict(parse_url(upstream))
         return options.get("path") or (options.get("host", "127.0.0.1"), options.get("port", 6379))
-    return upstream
+    if isinstance(upstream, str) or (isinstance(upstream, tuple) and [*map(type, upstream)] == [str, int]):
+        return upstream
+    raise TypeError(f"upstream must be an EmbeddedServer, (host, port), or a URL or path as str, not {shown(upstream)}")

@@ -20,9 +20,11 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import get_args
 
 from .._acquire.binding import CoordinatorLike
 from .._acquire.implicit import binding_of
+from .._core.arguments import count, one_of
 from .._core.clock import now, wall_ns
 from .._core.display import shown
 from ..instrumentation import observe_all
@@ -68,9 +70,10 @@ class Trace:
                 in which each process has its colour.
 
         Raises:
-            ValueError: The suffix is another one.
+            ValueError: The suffix is another one, or ``by`` is neither of these.
             OSError: The file cannot be written.
         """
+        one_of(by, get_args(By), "by")
         path, timeline = Path(path), self._timeline
         match path.suffix.lower():
             case ".svg":
@@ -98,15 +101,15 @@ async def tracing(
 
     Raises:
         ValueError: ``limit`` is less than 1.
-        TypeError: ``coordinator`` is something else.
+        TypeError: ``coordinator`` is something else, ``limit`` is no whole number, or ``process`` is no text.
         WrongContext, CoordinatorClosed: The coordinator cannot be used here.
     """
     binding = binding_of(coordinator)
     if coordinator is not None and binding is None:
         raise TypeError(f"tracing() takes a Coordinator, or nothing to trace all of them, not {shown(coordinator)}")
-    if limit < 1:
-        raise ValueError(f"limit must be at least 1, not {limit!r}")
-    recorder = Recorder(process or f"{socket.gethostname()}:{os.getpid()}", limit)
+    if process is not None and not isinstance(process, str):
+        raise TypeError(f"process must be str, not {shown(process)}")
+    recorder = Recorder(process or f"{socket.gethostname()}:{os.getpid()}", count(limit, "limit", 1))
     with observe_all(recorder) if binding is None else binding.hub().observing.attach(recorder):
         try:
             yield Trace(recorder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -305,9 +306,18 @@ async def test_what_cannot_be_saved_or_read_is_refused(tmp_path: Path) -> None:
         trace.save(tmp_path / f"empty.{suffix}")  # nothing happened: that is no error
     with pytest.raises(ValueError, match=r"must end in .svg, .html or .json"):
         trace.save(tmp_path / "run.png")
-    with pytest.raises(ValueError, match="limit must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="limit must be 1 or more, not 0"):
         async with tracing(limit=0):
             pass
+    mistakes: tuple[dict[str, Any], ...] = ({"limit": "many"}, {"process": 5})
+    for wrong in mistakes:
+        with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
+            async with tracing(**wrong):
+                pass
+    for suffix in ("svg", "html", "json"):
+        with pytest.raises(ValueError, match="by must be 'process' or 'name', not 'color'"):
+            trace.save(tmp_path / f"never.{suffix}", by="color")  # type: ignore[arg-type]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("never")]
     saved = json.loads((tmp_path / "empty.json").read_text())["redis_sync_aio"]
     others: tuple[object, ...] = (
         {"traceEvents": []},

@@ -36,6 +36,31 @@ from tests.support.resp import encode
 from .conftest import Wire
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda proxy: proxy.on("GET", "cut"), "action must be an Action, such as CUT_AFTER"),
+        (lambda proxy: proxy.on("GET", DELAY_REPLY), "action must be an Action, such as CUT_AFTER"),
+        (lambda proxy: proxy.on(5, CUT_AFTER), "match must be str, bytes or a predicate"),
+        (lambda proxy: proxy.on("GET", CUT_AFTER, times="once"), "times must be a whole number"),
+        (lambda proxy: proxy.on("GET", CUT_AFTER, skip=-1), "skip must be 0 or more"),
+        (lambda proxy: proxy.on_push("wake", None), "action must be an Action"),
+        (lambda proxy: proxy.on_push(None, HOLD), "match must be"),
+        (lambda proxy: proxy.on_push("wake", CUT_AFTER), "for replies, and a push has none"),
+        (lambda _: DELAY_REQUEST("long"), "seconds must be seconds"),  # type: ignore[arg-type]
+        (lambda _: DELAY_REPLY(-1), "seconds must be finite and not negative"),
+        (lambda _: ERROR(404), "text must be str or bytes"),  # type: ignore[arg-type]
+        (lambda _: Action(request="cut"), "request must be a coroutine function of a Passage"),  # type: ignore[arg-type]
+        (lambda _: FaultProxy(6379), "upstream must be an EmbeddedServer"),  # type: ignore[arg-type]
+        (lambda _: FaultProxy(("127.0.0.1", "6379")), "upstream must be"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_argument_is_refused_where_it_is_given(wrong: Callable[[FaultProxy], object], said: str) -> None:
+    """It would do nothing, or fail in the middle of a test."""
+    with pytest.raises((TypeError, ValueError), match=said):
+        wrong(FaultProxy(("127.0.0.1", 1)))
+
+
 class TestActions:
     async def test_cut_before(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
         rule = proxy.on("INCR", CUT_BEFORE)
