@@ -149,11 +149,6 @@ class Maker(NamedTuple):
         return cls(shown, int(pid), inbox, _presence(inbox), polls is not None, label)
 
 
-def of_cluster(inbox: bytes) -> bool:
-    """Return whether that is the inbox of a process at a shard of a cluster."""
-    return CLUSTER_MARK in inbox.rpartition(b":")[2]
-
-
 def inbox_pattern(inbox: bytes) -> bytes:
     """Return the pattern, as an ACL has it, of all inboxes with the prefix of ``inbox``."""
     return inbox.rpartition(b":")[0] + b":*"

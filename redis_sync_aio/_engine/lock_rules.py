@@ -101,7 +101,7 @@ class LockDraft(QueueDraft):
                 self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
                 return Settled.RESERVED
             fence = self.next_fence(ticket.token, ticket.claim_ms)  # a dead waiter uses up a fence, too
-            if self.before.mute:
+            if self.before.mute and ticket.inbox not in self.before.deaf:
                 return Settled.RESERVED
             self.queue.pop(0)
             if self.hand_over(ticket, fence):

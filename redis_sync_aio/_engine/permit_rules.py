@@ -181,7 +181,7 @@ class PermitDraft(QueueDraft):
                     self.watch_over(ticket.inbox, mine)
                     return Settled.FULL, None
                 self.leave(member)
-            elif self.before.mute and self.limit != OPEN_LIMIT:
+            elif self.before.mute and ticket.inbox not in self.before.deaf and self.limit != OPEN_LIMIT:
                 return Settled.RESERVED, None
             else:
                 self.hand_over(member, ticket, weight, had)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from .._core.keys import of_cluster
 from .._scripts.constants import CONTENDED, SOONER_TRIES
 from .snapshot import LockSnapshot, Message, PermitSnapshot, Sharer, Ticket
 
@@ -53,13 +52,10 @@ class QueueDraft:
 
     def publish(self, inbox: bytes, number: int, payload: bytes) -> bool:
         """Send the payload for ticket ``number`` to an inbox; return whether it has a listener, as far as is known."""
-        if self._mute:
-            return True
         listens = inbox not in self._deaf
-        if listens:
-            self.messages.append(Message(inbox, b"%d %b" % (number, payload)))
-        elif of_cluster(inbox):
-            self.messages.append(Message.astray(inbox, number))
+        if not self._mute:
+            told = Message(inbox, b"%d %b" % (number, payload)) if listens else Message.astray(inbox, number)
+            self.messages.append(told)
         return listens
 
     def tell_contended(self, token: bytes) -> None:

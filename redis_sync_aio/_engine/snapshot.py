@@ -123,7 +123,7 @@ class Message(NamedTuple):
 
     @classmethod
     def astray(cls, inbox: bytes, number: int) -> Message:
-        """Return the message to an inbox of a cluster that has no listener here, and may have one at another node."""
+        """Return the message to an inbox that has no listener here, and may have one at another node."""
         return cls(inbox, b"%d %d 0 0" % (number, ASK_AGAIN))
 
 

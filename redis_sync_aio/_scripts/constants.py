@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-from .._core.keys import CLUSTER_MARK as CLUSTER_MARK
 from .._core.keys import INBOX_PREFIX as INBOX_PREFIX
 from .._core.keys import SHARING_MARK as SHARING_MARK
 

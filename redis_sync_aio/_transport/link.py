@@ -53,7 +53,7 @@ class Link:
     def __init__(self, client: Redis, endpoint: Endpoint, owner: LinkOwner, options: LinkOptions) -> None:
         self._owner = owner
         self._response_timeout, connect_timeout, converse = options
-        self._handshake = Handshake(endpoint)
+        self._handshake = Handshake(endpoint, self._response_timeout)
         self._converse: Converse = lambda call: converse(call, LocalInbox(self._handshake.inbox, owner.link_pushed))
         self._no_scripts = ""  # the error reply that refused scripts
         self._connection: Connection | None = None

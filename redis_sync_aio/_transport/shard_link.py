@@ -15,7 +15,6 @@ from .asking import Asking
 from .call import Call
 from .connection import Connection
 from .executor import LinkOptions, LinkOwner
-from .failures import not_allowed
 from .link import Link
 
 
@@ -111,11 +110,7 @@ class ShardLink(Link):
         return f"TRYAGAIN {not_now(code, slot, address)}"
 
     async def check(self, connection: Connection) -> None:
-        """Raise unless the user may ask who hears an inbox, and the connection leads to the primary."""
-        try:
-            await connection.ask((b"PUBSUB", b"NUMSUB", self._handshake.inbox))  # as scripts do before they publish
-        except ReplyError as error:
-            raise not_allowed(str(error), "PUBSUB NUMSUB") from error
+        """Raise unless the connection leads to the primary."""
         if connection.leads_to != self._shard.address:
             raise ConnectionResetError("the primary of these slots became another node meanwhile")
 

@@ -285,6 +285,15 @@ class PushUnavailable(SyncError):
         )
 
     @staticmethod
+    def counted_elsewhere(channels: str) -> PushUnavailable:
+        """Return the error for a connection whose scripts find no listener on the inbox that it has subscribed to."""
+        return PushUnavailable(
+            f"a script finds no listener on {channels}, although this connection has subscribed there: a proxy seems "
+            "to send SUBSCRIBE and scripts to different servers, and pushed wake-ups need both at one. Connect without "
+            'it (a cluster by RedisCluster), or use Coordinator(client, push="never") to poll instead'
+        )
+
+    @staticmethod
     def not_with_this_client(problem: str) -> PushUnavailable:
         """Return the error for a client whose connections cannot be used."""
         return PushUnavailable(f'{problem}; use Coordinator(client, push="never") to poll instead')

@@ -236,7 +236,7 @@ def test_every_script_has_a_header_and_fits_a_screen() -> None:
     """Each subject has a folder; parts of scripts are in include/, where a part may be longer."""
     folders = [entry for entry in files("redis_sync_aio._scripts").iterdir() if entry.is_dir()]
     subjects = {folder.name: folder for folder in folders if folder.name not in ("include", "__pycache__")}
-    assert sorted(subjects) == ["barrier", "fence_gate", "lock", "permits", "robust"]
+    assert sorted(subjects) == ["barrier", "fence_gate", "link", "lock", "permits", "robust"]
     for folder in subjects.values():
         for path in folder.iterdir():
             text = path.read_text("utf-8")

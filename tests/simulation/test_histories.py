@@ -146,7 +146,7 @@ class History(Compared[LockSnapshot]):
             if len(reply) == 5 and isinstance(expected, tuple):
                 reply = (*reply[:2], _near(reply[2], expected[2]), *reply[3:])
         assert reply == expected
-        for told in decision.messages:
+        for told in self.heard(decision):
             found = self.message()
             assert Message(found["channel"], found["data"]) == told
         self.model = replace(decision.after, mute=False)

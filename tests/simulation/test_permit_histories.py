@@ -162,7 +162,7 @@ class History(Compared[PermitSnapshot]):
         decision = self.expected(decide, mute)
         reply = self.run(self.muted if mute else self.client, script, arguments)
         assert (tuple(reply) if isinstance(reply, list) else reply) == decision.reply, (script, arguments)
-        for expected in decision.messages:
+        for expected in self.heard(decision):
             found = self.message()
             assert Message(found["channel"], found["data"]) == expected
         self.model = replace(decision.after, mute=False)

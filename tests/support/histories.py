@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .inside import Decision, S
+from .inside import ASK_AGAIN, Decision, Message, S
 from .options import OPTIONS
 
 INBOXES = (b"rsa:1", b"rsa:2")
@@ -113,6 +113,12 @@ class Compared(RuleBasedStateMachine, Generic[S]):
         if mute and not (self.watching and not decide(before).messages):  # who has nothing to tell does not notice it
             before = replace(before, mute=True)
         return decide(before)
+
+    def heard(self, decision: Decision[S]) -> list[Message]:
+        """Return the messages that arrive: nobody hears those to a dead inbox, which ask its owner to ask again."""
+        deaf = [told for told in decision.messages if told.inbox in self.model.deaf]
+        assert all(int(told.payload.split()[1]) == ASK_AGAIN for told in deaf), "a grant to nobody"
+        return [told for told in decision.messages if told not in deaf]
 
     # -- what happens besides commands --------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ from redis_sync_aio._primitives.try_all import try_acquire_all
 from redis_sync_aio._recovery.robust_grant import RobustGrant
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._scripts.constants import (
+    ASK_AGAIN,
     BUSY_MS,
     CONTENDED,
     FENCE_RANGE,
@@ -92,6 +93,7 @@ from redis_sync_aio._transport.shard_link import ShardLink
 from redis_sync_aio.types import Client
 
 __all__ = [
+    "ASK_AGAIN",
     "BUSY_MS",
     "CONFLICT",
     "CONTENDED",

@@ -119,6 +119,7 @@ ABOUT_NONE = [
     PermissionDenied.of_inspection("NOPERM"),
     PushUnavailable.not_allowed("HELLO", reply="NOPERM"),
     PushUnavailable.not_with_this_client("Fake does not use asyncio streams"),
+    PushUnavailable.counted_elsewhere("rsa:*"),
     CoordinatorClosed.used("it was closed"),
     WrongContext.forked(),
     WrongContext.other_loop(),

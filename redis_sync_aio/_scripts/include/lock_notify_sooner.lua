@@ -3,6 +3,6 @@
 local function notify_sooner(ms)
   for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, SOONER_TRIES - 1)) do
     local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
-    if inbox and publish(inbox, id .. ' 0 ' .. digits .. ' ' .. ms) ~= 0 then return end
+    if inbox and publish(inbox, id .. ' 0 ' .. digits .. ' ' .. ms, true) ~= 0 then return end
   end
 end

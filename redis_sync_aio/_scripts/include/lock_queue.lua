@@ -38,8 +38,8 @@ local function heads() return redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') en
 -- GRANTED: it has a holder now. RESERVED: the next waiter polls and is alive; NAME is its to take.
 -- FREE: no ticket is ahead of `mine`.
 -- The ticket goes first: ZREM is allowed when the server is out of memory, and after one write of a
--- script the server allows the others. PUBLISH comes before SET: 0 receivers mean that the waiter
--- is gone. The one after it gets a note of how long the new holder has the lock: it looks then, if
+-- script the server allows the others. PUBLISH comes before SET: without a listener the waiter is
+-- gone. The one after it gets a note of how long the new holder has the lock: it looks then, if
 -- nothing wakes it before.
 local function settle(mine, first)
   while true do
@@ -58,7 +58,7 @@ local function settle(mine, first)
       if following then -- the number of the next ticket of the same inbox; 0: of another one
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0)
       end
-      local heard = publish(inbox, grant)
+      local heard = publish(inbox, grant, true)
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds the reserved lock later
         redis.call('ZADD', QUEUE, place, ticket)
         redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)

@@ -2,7 +2,7 @@
 -- taken again, and it and the next one, if there is one, are plain. Does what `drop`, `settle` and
 -- `hold` would do and returns RELEASED. It comes before those are made: half of the server's time.
 -- Needs `held`: the weight that is released (text), if this way may be tried.
--- PUBLISH comes first: if nobody listens, or it is refused, nothing has happened yet.
+-- The ticket goes before PUBLISH: a server that takes no writes must not announce a grant.
 -- include: permit_plain_ticket
 local inbox, id, ms, weight, token = plain_ticket(held and ARGV[2] == '' and first[1])
 local next_inbox, next_id = plain_ticket(inbox and first[3])
@@ -18,9 +18,9 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3])
     if next_id then
       grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look
     end
-    local heard = publish(inbox, grant)
-    if type(heard) == 'number' and heard > 0 then
-      redis.call('ZREM', QUEUE, first[1])
+    local here = listening(inbox)
+    local heard = here ~= 0 and redis.call('ZREM', QUEUE, first[1]) and publish(inbox, grant)
+    if type(heard) == 'number' then
       redis.call('ZREM', PERMITS, ARGV[1])
       redis.call('HDEL', STATE, field)
       redis.call('ZADD', PERMITS, now + ms * 1000, token)
@@ -31,6 +31,9 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3])
         publish(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
       end
       return Released.RELEASED
+    elseif heard then -- PUBLISH was refused: all is as it was
+      redis.call('ZADD', QUEUE, first[2], first[1])
+      redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
     end
   end
 end

@@ -4,6 +4,6 @@ local function notify_sooner()
   soonest = nil
   for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, SOONER_TRIES - 1)) do
     local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
-    if inbox and tell(inbox, id, 0, left() or 1) then return end
+    if inbox and tell(inbox, id, 0, left() or 1, true) then return end
   end
 end

@@ -6,9 +6,9 @@ local RESERVED, FULL, FREE = 1, 2, 3
 local moved -- since the last one lined up there may be room, or another first one
 
 -- Send a message to an inbox: a fence, 0 (look in ms), ASK_AGAIN or CONTENDED. Returns whether
--- anybody listens.
-local function tell(inbox, id, fence_or, ms)
-  return publish(inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
+-- anybody listens, which is known for certain with `counts` (see `publish`).
+local function tell(inbox, id, fence_or, ms, counts)
+  return publish(inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms, counts) ~= 0
 end
 
 -- Grant free permits to waiting tickets ahead of `mine`, in order. Returns
@@ -40,7 +40,7 @@ local function settle(mine)
       if lives then hold(token, weight, tonumber(ms), 0, next_fence(weight)) end
     elseif not fits(weight, had) then -- a dead ticket must not keep out those that would fit
       if used >= limit then return FULL end
-      if tell(inbox, id, 0, left() or 1) then
+      if tell(inbox, id, 0, left() or 1, true) then
         -- Its owner may die yet, with room for others: from now on the next one looks from time to
         -- time (see permit_enqueue).
         local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
@@ -60,7 +60,7 @@ local function settle(mine)
       if following then -- the number of the next ticket of the same inbox; 0: of another one
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
       end
-      local heard = publish(inbox, grant)
+      local heard = publish(inbox, grant, true)
       if limit == OPEN_LIMIT then heard = 1 end -- it takes nobody's place, and asks when it is back
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds its turn later
         redis.call('ZADD', QUEUE, place, ticket)

@@ -1,16 +1,20 @@
--- Publish to an inbox. Returns how many listen; a table if PUBLISH is refused.
--- In a cluster, a message published at one node is heard at all of them; the inbox of one shard has
--- CLUSTER_MARK in its name. A client that is connected to the node that had these keys before would
--- take a message for a grant although nobody listens here. So it gets ASK_AGAIN, which
--- redirects it.
-local function publish(inbox, message)
-  if string.find(inbox, 'CLUSTER_MARK%x+$') then
-    local here = redis.pcall('PUBSUB', 'NUMSUB', inbox)
-    if here.err then return here end
-    if here[2] == 0 then
-      redis.pcall('PUBLISH', inbox, string.match(message, '^%d+') .. ' ASK_AGAIN 0 0')
-      return 0
-    end
+-- Publishing to inboxes. What counts is who listens at this server: it alone has the keys. A proxy,
+-- or a slot that moved, may have led the subscription to another node of a cluster, which hears the
+-- message all the same; so PUBLISH must not be the first to ask, when a grant depends on it.
+
+-- Returns how many listen to an inbox here; a table if that cannot be asked.
+local function listening(inbox)
+  local here = redis.pcall('PUBSUB', 'NUMSUB', inbox)
+  return here.err and redis.pcall('PUBLISH', inbox, '') or here[2] -- an empty message says nothing
+end
+
+-- Publish to an inbox. Returns how many listen; a table if PUBLISH is refused. `counts`: only if
+-- somebody listens here. Else the owner, wherever it listens, gets ASK_AGAIN, as its ticket goes.
+local function publish(inbox, message, counts)
+  local heard = counts and listening(inbox)
+  if heard == 0 then
+    redis.pcall('PUBLISH', inbox, string.match(message, '^%d+') .. ' ASK_AGAIN 0 0')
+    return 0
   end
   return redis.pcall('PUBLISH', inbox, message)
 end
