@@ -24,8 +24,8 @@ from .._transport.owner import Unclosed
 from .options import HubOptions
 from .resource import Resource
 
-living: weakref.WeakSet[Closing] = weakref.WeakSet()
-"""The ends of all hubs of this process."""
+living: weakref.WeakValueDictionary[int, Closing] = weakref.WeakValueDictionary()
+"""The ends of all hubs of this process, by their ids. (`valuerefs` copies them in one step, whatever threads do.)"""
 begun: set[Closing] = set()
 """Those that have begun and are not done. `asyncio.run` cancels their tasks at its end. Then nothing else keeps an
 implicit hub, which has left `implicit.hubs`, until the generators of the loop end and begin it again."""
@@ -59,18 +59,18 @@ class Closing:
     """Ends a hub once, for the first reason that comes up."""
 
     def __init__(self, hub: ClosableHub, owned: OwnedClient | None) -> None:
-        self._hub, self._owned = hub, owned
+        self.hub, self._owned = hub, owned
         self._task: asyncio.Task[None] | None = None
         self._client_is_closed = False
         self.on_close: Callable[[], None] | None = None
         """Function that is called when the hub can no longer be used; it may be called twice."""
         self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
         self._unclosed = Unclosed(self, repr(hub), hub.link, owned)
-        living.add(self)
+        living[id(self)] = self
 
     async def close(self, drain: float) -> None:
         """Let bodies go on for ``drain`` seconds, then end what is left; see `Coordinator.close`."""
-        hub = self._hub
+        hub = self.hub
         if hub.forked:
             hub.why_closed = hub.why_closed or "it was closed"
             return
@@ -83,7 +83,7 @@ class Closing:
 
     def retire(self, why: str) -> None:
         """Close the hub in the background. From now on it refuses use, since locks remember it."""
-        self._hub.why_closed = self._hub.why_closed or why
+        self.hub.why_closed = self.hub.why_closed or why
         self._tell()
         self._start()
 
@@ -93,17 +93,17 @@ class Closing:
 
     def _start(self) -> asyncio.Task[None]:
         if self._task is None or self._task.cancelled():  # `asyncio.run` cancels all tasks at its end
-            hub = self._hub
+            hub = self.hub
             hub.why_closed = hub.why_closed or "it was closed"
             hub.stop_sharing()
-            begun.difference_update([one for one in list(begun) if one._hub.loop.is_closed()])  # cut off in the middle
+            begun.difference_update([one for one in list(begun) if one.hub.loop.is_closed()])  # cut off in the middle
             begun.add(self)
             # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
             self._task = asyncio.Task(self._close(), loop=hub.loop, name="redis_sync_aio close")
         return self._task
 
     async def _close(self) -> None:
-        hub = self._hub
+        hub = self.hub
         self._tell()
         self._end_all()
         await hub.manager.slices.done()
@@ -124,7 +124,7 @@ class Closing:
 
     async def _drain(self, within: float) -> None:
         """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most."""
-        hub = self._hub
+        hub = self.hub
         emptied = hub.emptied = asyncio.Event()
         hub.stop_sharing()
         why = "the coordinator is being closed"
@@ -138,13 +138,13 @@ class Closing:
                     await emptied.wait()
 
     def _end_all(self) -> None:
-        hub = self._hub
+        hub = self.hub
         hub.manager.slices.stop()
         hub.manager.slices.run(self._give_up(f"the coordinator cannot be used any more: {hub.why_closed}"))
 
     def _give_up(self, why: str) -> Iterator[None]:
         """End all waits, and take all leases from their holders."""
-        hub = self._hub
+        hub = self.hub
         for resource in hub.every_name():
             yield from resource.give_up(why)
             yield
@@ -161,7 +161,7 @@ class Closing:
 
     def client_closed(self) -> None:
         """Close with the client, or its pool, which was closed."""
-        hub = self._hub
+        hub = self.hub
         if hub.forked or hub.why_closed is not None or hub.loop is not running_loop():
             return
         self._client_is_closed = True
@@ -170,26 +170,26 @@ class Closing:
 
     def _client_closes(self) -> None:
         """Close with the client, unless a link is up: that notices it once its own connection is closed."""
-        executor = self._hub.executor
+        executor = self.hub.executor
         if executor.connections == 0 or executor.connection_error is not None:
             self.client_closed()
 
     def after_fork(self) -> None:
         """Leave everything to the parent process. The sockets are its own: never use or close them here."""
-        self._hub.leave_to_parent()
+        self.hub.leave_to_parent()
         self._stop_at_once()
-        self._hub.executor.after_fork()
+        self.hub.executor.after_fork()
 
     def close_without_loop(self) -> None:
         """Give up the connection, and the places in the client's pool: the event loop was closed without notice."""
-        self._hub.why_closed = self._hub.why_closed or "its event loop was closed"
+        self.hub.why_closed = self.hub.why_closed or "its event loop was closed"
         self._stop_at_once()
-        self._hub.observing.close()
-        self._hub.executor.close_without_loop()
+        self.hub.observing.close()
+        self.hub.executor.close_without_loop()
 
     def _stop_at_once(self) -> None:
         begun.discard(self)
         self._unclosed.forget()
-        self._hub.stop_sharing()
-        self._hub.manager.stop()
+        self.hub.stop_sharing()
+        self.hub.manager.stop()
         self._witness.leave()

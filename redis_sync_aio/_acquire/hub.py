@@ -40,7 +40,7 @@ from .._transport.owner import WeakOwner
 from .._transport.pool_executor import PoolExecutor
 from ..errors import CoordinatorClosed, SyncError, WrongContext
 from .acquisition import Acquisition
-from .closing import Closing
+from .closing import Closing, living
 from .link_events import LinkEvents
 from .options import HubOptions
 from .queued import QueuedTickets
@@ -250,6 +250,17 @@ class Hub:
         left = [*reversed(self.resources.values())]
         while left:  # one after the other: freeing many objects together takes long
             yield left.pop()
+
+    def held_elsewhere(self, resource: Resource) -> Iterator[Grant]:
+        """Iterate over the leases of this loop on keys as those of ``resource``, of any client, engine and server."""
+        ids = resource.keys.all_ids()
+        for reference in living.valuerefs():
+            closing = reference()
+            if closing is None or closing.hub.loop is not self.loop:
+                continue
+            for found in map(closing.hub.resources.get, ids):
+                if found is not None and found is not resource:
+                    yield from found.held()
 
     def all_leases(self) -> Iterator[Grant]:
         """Iterate over all that the server granted to this process."""

@@ -124,8 +124,9 @@ class _Idle:
 
 def _after_fork_in_child() -> None:
     hubs.clear()
-    for closing in list(living):
-        closing.after_fork()
+    for closing in living.valuerefs():
+        if (found := closing()) is not None:
+            found.after_fork()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

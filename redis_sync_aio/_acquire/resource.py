@@ -16,7 +16,7 @@ from .._client.resp import Argument
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Endpoint, Keys, PermitKeys
-from .._leases.choice import refuse_deadlock
+from .._leases.choice import deadlock
 from .._leases.grant import Grant
 from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
@@ -71,6 +71,10 @@ class LocalSharing(Protocol):
 
     def without_ticket(self) -> int:
         """Return how many tasks wait without a ticket of their own."""
+        ...
+
+    def refuse_waiter(self, waiter: Waiter, why: Callable[[bool], Exception | None]) -> None:
+        """End the wait for ``waiter`` with the error that ``why`` returns, if any; it is told whether that reads."""
         ...
 
     def shares(self) -> list[Grant]:
@@ -173,6 +177,7 @@ class Resource:
         self.busy(left)
         if self.waits is None:
             self.waits = Waits(self)
+            self.waits.find_deadlock()
         if left is None and any(one.look_every == math.inf for one in self.acquisitions.values()):
             self.waits.endless()  # unless no waiter would report it: `compat.Lock` just answers False
         self._healing.queued(left, look)
@@ -272,7 +277,19 @@ class Resource:
         if task is not None and (sharing is not None or self.leases.any_of(task)):
             by = ref(task)
             held = self.leases.of_task(by)
-            refuse_deadlock(self.name, held if sharing is None else [*held, *sharing.shares()], by, request.reads)
+            error = deadlock(self.name, held if sharing is None else [*held, *sharing.shares()], by, request.reads)
+            if error is not None:
+                raise error
+
+    def refuse_deadlock(self, waiter: Waiter, lease: Grant, task: asyncio.Task[object]) -> None:
+        """End the wait of ``task``, which awaits ``waiter``, if its own body holds ``lease`` of the same name."""
+        by = ref(task)
+        for acquisition in list(self.acquisitions.values()):
+            if acquisition.taker is waiter and (error := deadlock(self.name, [lease], by, acquisition.weight == 1)):
+                acquisition.withdraw(error)
+                return
+        if self.sharing is not None:
+            self.sharing.refuse_waiter(waiter, lambda reads: deadlock(self.name, [lease], by, reads))
 
     def held(self) -> list[Grant]:
         """Return the leases that tasks hold, the oldest of those on the server first."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import ReferenceType, ref
 
@@ -21,6 +22,7 @@ from .._core.display import not_a_lock, shown, text
 from .._core.keys import CLOSED, Keys, Maker, PermitKeys
 from .._engine.commands import Commands, Delivery
 from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
+from .._leases.grant import Grant
 from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
@@ -36,6 +38,8 @@ EVERY = 2.5
 SILENCE = 60.0
 """Seconds between two log lines about one name."""
 LISTED = 5
+HOLDERS = 1000
+"""Most readers among which that of the waiting task is found."""
 
 
 class Mark(NamedTuple):
@@ -59,6 +63,8 @@ class WaitedHub(Protocol):
     engine: Commands
     retry_for: float
 
+    def held_elsewhere(self, resource: Any, /) -> Iterator[Grant]: ...
+
 
 class WaitedName(Protocol):
     """A name, as its waits know it."""
@@ -72,6 +78,7 @@ class WaitedName(Protocol):
     def hub(self) -> WaitedHub: ...
     def waiters(self) -> Iterator[Waiter]: ...
     def holder_remaining(self) -> float | None: ...
+    def refuse_deadlock(self, waiter: Waiter, lease: Grant, task: asyncio.Task[object], /) -> None: ...
 
 
 class Waits:
@@ -102,6 +109,35 @@ class Waits:
         if call.error is None:
             self.data = data_in(self._resource.keys, read_inspect(call.reply))
 
+    def find_deadlock(self) -> None:
+        """End the wait of a task for itself: a body of it holds the same by another client, coordinator or engine.
+
+        Whether it is the same is for the server to say: it has the token of that lease.
+        """
+        keys = self._resource.keys
+        if isinstance(keys, PermitKeys) and (keys.kind != "rw" or keys.family == "upgrade"):
+            return  # the limit of a semaphore may grow, and the reader that is upgraded is no other holder
+        bodies = [(it, task) for it in self._resource.hub.held_elsewhere(self._resource) for task in it.bodies()]
+        if not bodies:
+            return
+        waiters = set(self._resource.waiters())
+        found = [
+            (waiter, lease, task) for lease, task in bodies if (waiter := getattr(task, "_fut_waiter", None)) in waiters
+        ]
+        if found:
+            self._inspect(partial(self._found_deadlock, found), shown=HOLDERS)
+
+    def _found_deadlock(self, found: list[tuple[Waiter, Grant, asyncio.Task[object]]], call: Call) -> None:
+        if call.error is not None:
+            return
+        if isinstance(self._resource.keys, PermitKeys):
+            tokens = [permit.token for permit in read_permits(call.reply).permits]
+        else:
+            tokens = [read_inspect(call.reply).holder or b""]
+        for waiter, lease, task in found:
+            if lease.wire_token in tokens and not waiter.done():
+                self._resource.refuse_deadlock(waiter, lease, task)
+
     def _mark(self, waiters: list[Waiter]) -> None:
         if waiters and (not self._marks or self._marks[-1].waiter() is not waiters[-1]):
             self._marks.append(Mark(now(), ref(waiters[-1])))
@@ -112,6 +148,7 @@ class Waits:
             self._resource.waits = None
             return
         self._timer = self._resource.hub.loop.call_later(EVERY, self._look)
+        self.find_deadlock()
         self._marks = [mark for mark in self._marks if mark.waits()]
         self._mark(waiters)
         longest = self._marks[0] if self._marks else None
@@ -119,9 +156,9 @@ class Waits:
             self._quiet_until = time + SILENCE
             self._inspect(lambda call: self._report(call, longest))
 
-    def _inspect(self, done: Callable[[Call], None]) -> None:
+    def _inspect(self, done: Callable[[Call], None], shown: int = LISTED) -> None:
         resource, time = self._resource, now()
-        resource.hub.engine.inspect(resource.keys, LISTED, Delivery(time, time + resource.hub.retry_for, done))
+        resource.hub.engine.inspect(resource.keys, shown, Delivery(time, time + resource.hub.retry_for, done))
 
     def _report(self, call: Call, mark: Mark) -> None:
         if not mark.waits():

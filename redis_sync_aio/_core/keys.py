@@ -27,7 +27,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias, cast
+from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias, cast, get_args
 
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
@@ -175,6 +175,11 @@ class Keys:
     def __post_init__(self) -> None:
         kind = f"{self.engine} {self.family} "  # neither has a space, so no key can look like another's id
         object.__setattr__(self, "id", kind.encode() + self.all[0])
+
+    def all_ids(self) -> list[bytes]:
+        """Return the identifiers of all keys that stand for the same at the server, by any engine."""
+        families = ("permits", "upgrade") if isinstance(self, PermitKeys) else ("lock", "robust")
+        return [f"{engine} {family} ".encode() + self.all[0] for engine in get_args(Engine) for family in families]
 
     def by(self, engine: Engine) -> Self:
         """Return the same keys for another engine. This process keeps its facts about each apart."""

@@ -44,8 +44,8 @@ def _holder(lease: Grant) -> str:
     return f"the task {task.get_name()!r} (fence {lease.fence})"
 
 
-def refuse_deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool) -> None:
-    """Raise WouldDeadlock if ``task`` would wait for its own body, which holds one of ``held``.
+def deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool) -> WouldDeadlock | None:
+    """Return the error for ``task`` if it would wait for its own body, which holds one of ``held``.
 
     ``reads`` tells that it asks to read, next to other readers.
     """
@@ -55,4 +55,5 @@ def refuse_deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool
             use = "use AsyncReentrantLock for both, or pass the lease down instead of acquiring again"
             if isinstance(lease.keys, PermitKeys):
                 use = "go on with that lease, or downgrade() it" if writes else "upgrade() that lease"
-            raise WouldDeadlock.own_body(name, fence=lease.fence, use=use)
+            return WouldDeadlock.own_body(name, fence=lease.fence, use=use)
+    return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol
 from weakref import ReferenceType
@@ -293,6 +293,12 @@ class Grant:
         if self.group is not None:
             return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
         return self.state is HELD and self.body == task and self.guards()
+
+    def bodies(self) -> Iterator[asyncio.Task[object]]:
+        """Iterate over the tasks whose bodies run under it."""
+        for grant in (self,) if self.group is None else self.group.shares:
+            if grant.body is not None and (task := grant.body()) is not None:
+                yield task
 
     def guards(self) -> bool:
         """Return True if its loss cancels a body."""

@@ -122,7 +122,8 @@ class Primitive(LeaseContext[L]):
             Unreachable: Redis did not answer within ``timeout``, or within ``retry_for`` of the coordinator.
             CommandRefused: The server answered with an error (out of memory, no permission, wrong type of key …).
             WouldDeadlock: A body of this task holds it and excludes everybody else (a lock, the write side). Nothing
-                was sent. Not raised if that body goes on after a loss (``on_lost="event"``).
+                was sent, unless that body has it by another client, coordinator or engine: then the request is
+                withdrawn once it has to wait. Not raised if that body goes on after a loss (``on_lost="event"``).
             CoordinatorClosed, WrongContext: The coordinator was closed, or belongs to another event loop or process.
             TypeError, ValueError: An argument is bad. Nothing was sent.
 

@@ -315,6 +315,13 @@ class Cohort(Holdings):
         self._ask()
         self.resource.forget_if_idle()
 
+    def refuse_one(self, future: Awaited, error: Exception) -> None:
+        """End the wait of the task that awaits ``future``."""
+        future.set_exception(error)
+        self._gone += 1
+        self._trim()
+        self.resource.forget_if_idle()
+
     def give_up(self, error: Exception) -> None:
         """End all waits with ``error``."""
         tries, self._tries = self._tries, []

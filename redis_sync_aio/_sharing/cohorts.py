@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -69,6 +69,14 @@ class Cohorts:
         """Return how many tasks wait without a ticket of their own."""
         lines = sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in self.all.values())
         return lines + sum(grant.share_ended is not None for cohort in self.all.values() for grant in cohort.grants)
+
+    def refuse_waiter(self, waiter: Waiter, why: Callable[[bool], Exception | None]) -> None:
+        """End the wait for ``waiter`` with the error that ``why`` returns, if any; it is told whether that reads."""
+        for cohort in list(self.all.values()):
+            for future, request, _ in cohort.line:
+                if future is waiter and not future.done() and (error := why(request.reads)) is not None:
+                    cohort.refuse_one(future, error)
+                    return
 
     def shares(self) -> list[Grant]:
         """Return the parts that tasks hold of the grants that they share."""

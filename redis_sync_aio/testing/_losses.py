@@ -134,7 +134,7 @@ def freeze_renewals(source: Client | CoordinatorLike) -> Iterator[None]:
 
 def _hubs_here() -> list[Hub]:
     loop = asyncio.get_running_loop()
-    hubs = [cast("Hub", closing._hub) for closing in list(living)]
+    hubs = [cast("Hub", closing.hub) for closing in list(living.values())]
     return [hub for hub in hubs if hub.loop is loop and hub.why_closed is None and not hub.forked]
 
 

@@ -60,17 +60,18 @@ async def test_p1_none_if_one_is_taken(
     lock: AsyncMultiLock, names: tuple[str, ...], other: Coordinator, taken: int
 ) -> None:
     rest = [AsyncLock(other, name) for number, name in enumerate(names) if number != taken]
-    async with AsyncLock(other, names[taken]).hold(ttl=20) as holder:
-        assert await lock.try_acquire() is None
-        for timeout in (0, 0.2):
-            with pytest.raises(AcquireTimeout) as caught:
-                await lock.acquire(timeout=timeout)
-            assert caught.value.name == names[taken]
-            assert caught.value.remaining is not None
-            assert 15 < caught.value.remaining <= 20
-            for single in rest:  # free again when that is raised, for the next one
-                await (await single.acquire(timeout=5)).release()
-        holder.check()
+    holder = await AsyncLock(other, names[taken]).acquire(ttl=20)
+    assert await lock.try_acquire() is None
+    for timeout in (0, 0.2):
+        with pytest.raises(AcquireTimeout) as caught:
+            await lock.acquire(timeout=timeout)
+        assert caught.value.name == names[taken]
+        assert caught.value.remaining is not None
+        assert 15 < caught.value.remaining <= 20
+        for single in rest:  # free again when that is raised, for the next one
+            await (await single.acquire(timeout=5)).release()
+    holder.check()
+    await holder.release()
     async with lock.hold(timeout=5):
         pass
     assert await all_free(lock)

@@ -296,6 +296,7 @@ async def test_data_under_the_name(redis: Redis, push: Any, engine: Any, timeout
 
 
 async def test_a_lock_of_ours_without_a_ttl_is_no_data(sync: Coordinator, other: Coordinator) -> None:
-    async with AsyncLock(other, NAME, ttl=None):
-        with pytest.raises(AcquireTimeout, match="others hold it or wait for it"):
-            await AsyncLock(sync, NAME).acquire(timeout=2)
+    lease = await AsyncLock(other, NAME, ttl=None).acquire()
+    with pytest.raises(AcquireTimeout, match="others hold it or wait for it"):
+        await AsyncLock(sync, NAME).acquire(timeout=2)
+    await lease.release()

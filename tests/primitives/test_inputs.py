@@ -358,6 +358,8 @@ async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, m
 async def test_p1_a_name_that_ends_like_an_engine_is_another_lock(
     redis: Redis, sync: Coordinator, engine: Literal["lua", "watch"]
 ) -> None:
-    async with Coordinator(redis) as other, other.lock("x"), sync.lock(f"x {engine}"):
+    async with Coordinator(redis) as other, sync.lock(f"x {engine}"):
+        lease = await other.lock("x").acquire()
         with pytest.raises(AcquireTimeout):
             await AsyncLock(sync, "x", engine=engine).acquire(timeout=0.05)
+        await lease.release()

@@ -144,7 +144,7 @@ async def test_a_busy_lock_is_skipped_or_waited_for(sync: Coordinator, other: Co
     async with once(sync, "job", slot="s", on_crash="again"):
         assert not await enters(other)
         with pytest.raises(AcquireTimeout):
-            await enters(other, on_crash="again", timeout=0.01)
+            await asyncio.create_task(enters(other, on_crash="again", timeout=0.01))
         waiting = asyncio.create_task(enters(other, on_crash="again"))
         await wait_until(waits(sync.lock("job:s")), FAST, timeout=20)
     assert not await waiting
