@@ -100,14 +100,23 @@ def _values(series: Series, attributes: Attributes) -> list[str]:
 def collect(registry: CollectorRegistry = REGISTRY, *, pattern_of: PatternOf | None = None) -> PrometheusObserver:
     """Observe every coordinator of this process, until the observer that is returned is closed.
 
+    A second call with the same registry replaces the first: its observer is closed, and the series begin again at 0.
+
     Args:
         registry: Where the series are registered. Default: the global registry of prometheus-client.
         pattern_of: A function that returns the pattern of a name. None, or a result of None: the part before the first
             ":", and ":*".
 
     Raises:
-        ValueError: The registry has the series already.
+        ValueError: The registry has the series already, of an observer that this function has not made.
     """
-    observer = PrometheusObserver(registry)
+    if (earlier := _collecting.get(registry)) is not None:
+        earlier.close()
+    observer = _collecting[registry] = PrometheusObserver(registry)
+    observer._closing.callback(_collecting.pop, registry)
     observer._closing.enter_context(observe_all(observer, pattern_of=pattern_of))
     return observer
+
+
+_collecting: dict[CollectorRegistry, PrometheusObserver] = {}
+"""The observers that `collect` made and that are not closed, by registry."""

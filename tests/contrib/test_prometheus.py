@@ -204,10 +204,26 @@ def test_in_multi_process_mode_a_forked_child_leaves_the_counts_of_its_parent(tm
     assert done.returncode == 0, done.stderr
 
 
-def test_a_registry_that_has_the_series_is_refused() -> None:
+def test_a_registry_that_has_the_series_of_another_observer_is_refused() -> None:
     registry = CollectorRegistry()
-    with prometheus.collect(registry), pytest.raises(ValueError, match="uplicated"):
+    with prometheus.PrometheusObserver(registry), pytest.raises(ValueError, match="uplicated"):
         prometheus.collect(registry)
+    prometheus.collect(registry).close()
+
+
+async def test_collecting_twice_replaces_and_counts_once(sync: Coordinator) -> None:
+    """A module that is imported again does that, as does a second application in one process."""
+    registry = CollectorRegistry()
+    first = prometheus.collect(registry)
+    async with sync.lock("orders:1"):
+        pass
+    with prometheus.collect(registry):
+        first.close()  # late, and of no effect on the second
+        async with sync.lock("orders:42"):
+            granted = values(registry, "redis_sync_aio_acquire_duration_seconds_count", "lock_pattern", "outcome")
+            assert granted == {("orders:*", "granted"): 1}
+            assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("orders:*",): 1}
+    assert not [*registry.collect()]
     prometheus.collect(registry).close()
 
 
