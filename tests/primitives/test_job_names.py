@@ -201,7 +201,9 @@ async def test_an_argument_is_not_taken_for_the_time(sync: Coordinator) -> None:
         once_per(sync, "job:{now:%Y}")(function)
 
 
-@pytest.mark.parametrize("tz", ["Europe/Berlin", None, timedelta(hours=1), Abstract()], ids=str)
+@pytest.mark.parametrize(
+    "tz", ["Europe/Berlin", None, timedelta(hours=1), Abstract()], ids=lambda tz: type(tz).__name__
+)
 async def test_a_time_zone_is_a_tzinfo(sync: Coordinator, tz: Any) -> None:
     with pytest.raises(TypeError, match="tz must be a tzinfo"):
         once_per(sync, "job:{now:%Y}", tz=tz)
