@@ -1,41 +1,66 @@
 """Work that must be done once: by schedule (`once`, `once_per`), or for each request (`idempotent`).
 
 All three hold an `AsyncLock` while the work runs, and keep a mark next to it that outlasts the lock. The mark is
-written only if the lease holds at that moment (`Lease.transaction`), so a holder that was stopped for too long writes
-nothing. [Cron jobs](https://redis-sync-aio.github.io/redis-sync-aio/recipes/cron/) shows them with cron,
+written only if the lease holds at that moment, by the server's word, so a holder that was stopped for too long writes
+nothing. When the work has been done, a cancellation does not keep the mark from being written.
+[Cron jobs](https://redis-sync-aio.github.io/redis-sync-aio/recipes/cron/) shows them with cron,
 APScheduler, taskiq and SAQ.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import functools
 import hashlib
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import UTC, datetime, tzinfo
-from types import TracebackType
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from dataclasses import is_dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from decimal import Decimal
+from types import TracebackType, UnionType
+from typing import (
+    Any,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from uuid import UUID
 
 from ._acquire.binding import CoordinatorLike
 from ._acquire.implicit import hub_of, keys_of
-from ._client.error_replies import is_transient
-from ._client.retry import RETRY
 from ._client.settings import Client
 from ._core import logs
 from ._core.arguments import Seconds, one_of, timeout_seconds, ttl_ms
 from ._core.clock import now
-from ._core.display import shown
+from ._core.display import shown, text
+from ._core.flight import Flight
 from ._core.keys import SlotState, lock_keys, mark_key
-from ._core.marks import is_done
+from ._core.marks import DONE, FINGERPRINT, NOT_KEPT, RESULT, is_done
 from ._core.name_templates import check_template, escaped, names_from, text_of, without_fields
 from ._core.slot_times import DAY, SlotName
-from ._leases.cancel_on_loss import is_by_loss
 from ._leases.hold import leave_unentered
-from ._leases.lease import Lease, grant_of
+from ._leases.lease import Lease
+from ._primitives.mark import Mark
 from ._transactions.handle import Transaction
-from .errors import FingerprintMismatch, OutcomeUnknown, RunInterrupted, SyncError
+from .errors import (
+    CommandRefused,
+    FingerprintMismatch,
+    LeaseLost,
+    NotHeld,
+    ResultNotKept,
+    RunInterrupted,
+    SyncError,
+)
 from .lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
 from .transaction import transaction
 
@@ -44,8 +69,8 @@ __all__ = ["Codec", "OnCrash", "OnInterrupted", "SlotState", "forget", "idempote
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BEGUN = "begun"
-"""The part of a mark that has the fence of the run, by which a run knows a mark of its own."""
+NOT_JSON = (bytes, bytearray, set, frozenset, complex, dt.date, dt.time, timedelta, Decimal, UUID)
+"""Types whose values JSON cannot represent; a datetime is a date."""
 OnCrash: TypeAlias = Literal["skip", "again"]
 """The rule for a slot whose run did not come to its end: it is over, or the next caller runs it again."""
 OnInterrupted: TypeAlias = Literal["again", "raise"]
@@ -95,9 +120,11 @@ def once(
         AcquireTimeout: Another run took longer than ``timeout``.
         LeaseLost: The lease was lost. The slot is not marked as done, unless the loss came while it was being marked.
         OutcomeUnknown: The answer to a mark was lost, and nothing told its outcome for ``retry_for`` seconds.
-        SyncError: As for `AsyncLock.acquire` at the beginning, and `Lease.transaction` at the beginning and the end.
+        WrongKeyType: The mark is of another program, or of `idempotent`. The body did not run.
+        SyncError: As for `AsyncLock.acquire` at the beginning and the end.
 
-    On cancellation the lock is released, or was not acquired.
+    On cancellation the lock is released, or was not acquired. After the end of the body the mark is written all the
+    same, in the background.
 
     Example:
         ```python
@@ -111,7 +138,7 @@ def once(
     ms, limit = _checked_options(keep, on_crash, ttl, timeout), timeout_seconds(timeout)
     whole = slot_name(name, slot)
     lock = AsyncLock(client, whole, ttl=ttl)
-    run = _Run(client, lock, _Mark(client, lock, ms / 1000, "keep"), on_crash, limit)
+    run = _Run(client, lock, Mark(client, lock._keys, ms), on_crash, limit)
     return _Once(name, run)
 
 
@@ -173,7 +200,7 @@ class _Run:
         self,
         client: Client | CoordinatorLike,
         lock: AsyncLock,
-        mark: _Mark,
+        mark: Mark,
         on_crash: OnCrash,
         timeout: float | None,
         pattern: str = "",
@@ -188,32 +215,45 @@ class _Run:
     @asynccontextmanager
     async def body(self) -> AsyncIterator[Lease | None]:
         """Yield the lease, and mark the slot as done after that; yield None if it is skipped."""
-        state = None if (found := await self._mark.read()) is None else await self._state(found)
+        state = await self._state(await self._read())
         if state is None:
-            skips, lock = self._skips, self._lock
+            skips, lock, said = self._skips, self._lock, None
             lease = await (lock.try_acquire() if skips else lock.acquire(timeout=self._timeout))
             if lease is not None:
                 async with lease:
-                    begun = now()
-                    if (found := await self._mark.begin(lease, {} if skips else None)) is None:
+                    begun, mark = now(), self._mark
+                    said = self._parsed(await (mark.begin(lease, {}) if skips else mark.read_under(lease)))
+                    if said is None or not (skips or is_done(said)):
                         yield lease
-                        await self._mark.write(lease, {"done": True}, now() - begun if skips else 0.0)
+                        # The body has had its effect: on cancellation this is finished in the background.
+                        await mark.write(lease, {DONE: True}, now() - begun if skips else 0.0)
                         return
-            state = "running" if found is None else "done" if is_done(found) else "failed"
+            state = "running" if said is None else "done" if is_done(said) else "failed"
         logs.job_skipped(self._lock.name, state)
         if (observers := hub_of(self._client).observers) is not None:
             observers.skipped(self._lock.name, self._pattern, state)
         yield None
 
-    async def _state(self, found: Mapping[str, Any] | None) -> SlotState | None:
-        """Return the state of a slot whose mark says ``found``; None: nothing any more."""
-        while found is not None and not is_done(found):
+    async def _state(self, said: Mapping[str, Any] | None) -> SlotState | None:
+        """Return the state of a slot whose mark says ``said``; None: the body may run."""
+        while said is not None and not is_done(said):
+            if not self._skips:
+                return None  # it waits for a run, and repeats one that failed
             if await self._lock.locked():
                 return "running"
-            before, found = found, await self._mark.read()
-            if found == before:  # that run had released its lock, or lost it, and had written nothing after its end
+            before, said = said, await self._read()
+            if said == before:  # that run had released its lock, or lost it, and had written nothing after its end
                 return "failed"
-        return None if found is None else "done"
+        return None if said is None else "done"
+
+    async def _read(self) -> dict[str, Any] | None:
+        return self._parsed(await self._mark.read())
+
+    def _parsed(self, found: bytes | None) -> dict[str, Any] | None:
+        said = None if found is None else self._mark.parsed(found)
+        if said is not None and FINGERPRINT in said:
+            raise self._mark.foreign("idempotent() has written it", by="once() or once_per()")
+        return said
 
 
 def once_per(
@@ -272,7 +312,7 @@ def once_per(
             bound.apply_defaults()
             source = client_of_call()
             lock = AsyncLock(source, slots.of(bound.arguments), ttl=ttl)
-            run = _Run(source, lock, _Mark(source, lock, seconds, "keep"), on_crash, limit, name)
+            run = _Run(source, lock, Mark(source, lock._keys, ttl_ms(seconds)), on_crash, limit, name)
             async with run.body() as lease:
                 return None if lease is None else await function(*args, **kwargs)
 
@@ -335,24 +375,31 @@ def idempotent(
 
     The result is kept as text, and each call gets what the codec makes of it. A call that raises keeps nothing.
 
+    A failure after the function has returned is no failure of the run. If the result cannot be encoded, decoded or
+    written, the call that ran returns the value of the function itself, a line of the log says why, and later calls
+    raise ResultNotKept. Only if the server takes no mark at all, they do what ``on_interrupted`` says.
+
     Args:
         client: As for `once_per`.
         key: The key of the request. It may refer to arguments of the function: ``"payment:{request_id}"``.
         ttl: How long the result is kept: seconds or timedelta.
         wait: How a call reacts to another one that runs with its key. True (default): wait for its result. Seconds or
             timedelta: wait at most so long. False: raise AcquireTimeout immediately.
-        fingerprint: What else must be equal in two calls with one key: ``"{amount}:{account}"``. None: nothing.
+        fingerprint: What else must be equal in two calls with one key: ``"{amount}:{account}"``. None: nothing. A call
+            that differs is refused immediately, also while the first one runs.
         on_interrupted: What the next call does after a run that did not end. "again" (default): run. "raise": raise
-            RunInterrupted until ``ttl`` is over or somebody deletes the mark; for work that must not happen twice.
-        codec: An object with ``dumps`` and ``loads``. Default: JSON.
+            RunInterrupted until ``ttl`` has passed or the mark is deleted; for work that must not happen twice.
+        codec: An object with ``dumps``, which returns text, and ``loads``. Default: JSON.
         lock_ttl: The ttl of the lock, renewed during the run: after a crash the next call goes on so much later.
 
     Raises:
-        TypeError, ValueError: At decoration: an argument is bad, or a field is not an argument of the function.
+        TypeError, ValueError: At decoration: an argument is bad, a field is not an argument of the function, or the
+            function is annotated to return what JSON cannot represent, and there is no other codec.
 
-    A call raises whatever the function raises, the errors of `AsyncLock.acquire` and `transaction`,
-    FingerprintMismatch, RunInterrupted, LeaseLost if it is not known whether the result is kept, and OutcomeUnknown as
-    for `once`. On cancellation nothing is kept.
+    A call raises whatever the function raises, the errors of `AsyncLock.acquire`, FingerprintMismatch, RunInterrupted,
+    ResultNotKept, WrongKeyType for a mark of another program, and LeaseLost if the lock was lost during the run: then
+    nothing is kept, or it is not known. On cancellation during the run nothing is kept; after it, the result is kept in
+    the background.
 
     Example:
         ```python
@@ -369,24 +416,21 @@ def idempotent(
     if fingerprint is not None:
         templates.append(check_template(fingerprint, "fingerprint"))
     one_of(on_interrupted, get_args(OnInterrupted), "on_interrupted")
-    for time, what in ((ttl, "ttl"), (lock_ttl, "lock_ttl")):
-        ttl_ms(time, what)
+    kept_ms, _ = ttl_ms(ttl, "ttl"), ttl_ms(lock_ttl, "lock_ttl")
     limit = (None if wait else 0.0) if isinstance(wait, bool) else timeout_seconds(wait)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         names = names_from(function, templates)
+        if codec is json:
+            _check_returned(function)
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
             own, *rest = names(args, kwargs)
             source, own_print = client_of_call(), hashlib.sha256("".join(rest).encode()).hexdigest()
             lock = AsyncLock(source, own, ttl=lock_ttl)
-            request = _Request(_Mark(source, lock, ttl, "ttl"), own, own_print, codec, on_interrupted)
-            if (found := await request.mark.read()) is not None and "result" in found:
-                kept: R = request.result_of(found)
-                return kept
-            async with lock.hold(timeout=limit) as lease:
-                result: R = await request.run(lease, functools.partial(function, *args, **kwargs))
+            request = _Request(Mark(source, lock._keys, kept_ms), own, own_print, codec, on_interrupted)
+            result: R = await request.answer(lock, limit, functools.partial(function, *args, **kwargs))
             return result
 
         return call
@@ -397,131 +441,169 @@ def idempotent(
 class _Request:
     """One call with a key, of which one runs."""
 
-    def __init__(self, mark: _Mark, key: str, fingerprint: str, codec: Codec, on_interrupted: OnInterrupted) -> None:
-        self.mark = mark
+    _answered = False
+    """Whether ``_result`` is what the call returns: whatever fails after that is no failure of the call."""
+    _result: Any = None
+
+    def __init__(self, mark: Mark, key: str, fingerprint: str, codec: Codec, on_interrupted: OnInterrupted) -> None:
+        self._mark = mark
         self._key = key
         self._fingerprint = fingerprint
         self._codec = codec
-        self._on_interrupted = on_interrupted
+        self._raises = on_interrupted == "raise"
 
-    def result_of(self, found: Mapping[str, Any]) -> Any:
-        """Return the result that another call has kept; raise if it was another request, or did not end."""
-        if found["fingerprint"] != self._fingerprint:
-            raise FingerprintMismatch(key=self._key)
-        if "result" not in found:
-            raise RunInterrupted(key=self._key)
-        return self._codec.loads(found["result"])
+    async def answer(self, lock: AsyncLock, timeout: float | None, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the result that another call has kept, or run ``function`` under ``lock``.
 
-    async def run(self, lease: Lease, function: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the function under ``lease``, unless another call has, and return the result that is kept."""
-        begun: dict[str, Any] = {"fingerprint": self._fingerprint}
-        marks = self._on_interrupted == "raise"
-        if (found := await self.mark.begin(lease, begun if marks else None)) is not None:
-            return self.result_of(found)
+        Of the calls of this process one waits for the lock, for all of them (`Flight`). The others get what it finds,
+        and one takes its place if it leaves without a result.
+        """
+        ends = math.inf if timeout is None else now() + timeout
+        seen, flights = await self._mark.read(), self._mark.hub().flights
+        while not self._is_kept(seen):
+            others, left = flights.get(self._mark.id), ends - now()
+            if others is None or left <= 0 or others.leader is asyncio.current_task():
+                await self._lead(lock, None if ends == math.inf else max(0.0, left), function, seen, flights)
+                return self._result
+            seen = await others.next(seen, None if ends == math.inf else left)
+        return self._read_result(seen)
+
+    async def _lead(
+        self,
+        lock: AsyncLock,
+        timeout: float | None,
+        function: Callable[[], Awaitable[Any]],
+        seen: bytes | None,
+        flights: dict[bytes, Flight],
+    ) -> None:
+        """Acquire ``lock``, and get a result."""
+        flight = Flight()
+        leads = flights.setdefault(self._mark.id, flight) is flight
         try:
-            result = self._codec.dumps(await function())
+            async with lock.hold(timeout=timeout) as lease:
+                await self._run(lease, function, seen, flight)
+        except SyncError:
+            if not self._answered:  # else the release failed, and the lock ends with its ttl
+                raise
+        finally:
+            if leads:
+                del flights[self._mark.id]
+            flight.tell()
+
+    async def _run(
+        self, lease: Lease, function: Callable[[], Awaitable[Any]], seen: bytes | None, flight: Flight
+    ) -> None:
+        """Run the function under ``lease``, unless another call has kept a result."""
+        begun = {FINGERPRINT: self._fingerprint}
+        # A run that did not end is replaced, unless it must be reported. ``seen`` may be outdated: `begin` compares.
+        while (found := await self._mark.begin(lease, begun, None if self._raises else seen)) is not None:
+            if self._is_kept(found):
+                flight.tell(found)
+                self._result, self._answered = self._read_result(found), True
+                return
+            if self._raises:
+                raise RunInterrupted(key=self._key, mark=self._mark.key)
+            seen = found
+        flight.tell(self._mark.text_of(lease, begun))
+        try:
+            value = await function()
         except BaseException as error:
-            if marks and isinstance(error, Exception):  # it did end; of a cancelled one that is not known
-                await self._forget(lease, error)
+            if isinstance(error, Exception) or not self._raises:  # of a cancelled run it is not known how far it came
+                self._mark.forget(lease, begun, functools.partial(_note, error))
             raise
-        await self.mark.write(lease, begun | {"result": result})
-        return self._codec.loads(result)
+        # The function has had its effect. Nothing is awaited before the result is sent, and nothing makes the mark
+        # one of a run that did not end.
+        self._result, outcome = self._encoded(value)
+        kept = await self._keep(lease, begun, outcome)
+        self._answered = True
+        if kept is not None:
+            flight.tell(kept)
 
-    async def _forget(self, lease: Lease, error: Exception) -> None:
-        """Delete the mark of a run that raised ``error``, which propagates also if that fails (P7)."""
+    def _encoded(self, value: Any) -> tuple[Any, dict[str, str]]:
+        """Return the result of a call whose function returned ``value``, and what the mark says of it."""
         try:
-            await self.mark.forget(lease)
-        except SyncError as other:
-            error.add_note(
-                f"redis_sync_aio: the next call may get RunInterrupted, as the mark was not deleted: {other}"
-            )
+            kept = self._codec.dumps(value)
+            if not isinstance(kept, str):
+                raise TypeError(f"dumps() of the codec must return str, not {shown(kept)}")
+            return self._codec.loads(kept), {RESULT: kept}
+        except Exception as error:
+            logs.result_not_kept(self._key, self._mark.key, error)
+            return value, {NOT_KEPT: _described(error)}
 
-
-class _Mark:
-    """The mark that outlasts the lock: a text next to it, which only the holder of the lock may change."""
-
-    def __init__(self, client: Client | CoordinatorLike, lock: AsyncLock, lasts: Seconds, what: str) -> None:
-        self._client: Any = client
-        self._key = mark_key(lock._keys)
-        self._ms = ttl_ms(lasts, what)
-
-    async def read(self) -> dict[str, Any] | None:
-        """Return what it says, None if there is none; without the lock."""
-
-        async def body(tx: Transaction) -> Any:
-            found = await tx.get(self._key)
-            tx.multi()
-            return found
-
-        return _read((await transaction(self._client, body, self._key, idempotent=True)).value)
-
-    async def begin(self, lease: Lease, new: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Return what it says; None if it said nothing, and now says ``new``, if that is given."""
-        begun = None if new is None else {**new, BEGUN: lease.fence}
-
-        async def attempt() -> str | bytes | None:
-            async with lease.transaction() as tx:
-                found: str | bytes | None = await tx.get(self._key)
-                tx.multi()
-                if found is None and begun is not None:  # nx: a late copy must not replace what was written since
-                    tx.set(self._key, json.dumps(begun), px=self._ms, nx=True)
-            return found
-
-        found = _read(await _answered(lease, attempt))
-        return None if begun is not None and found == begun else found  # by an attempt whose answer was lost
-
-    async def write(self, lease: Lease, new: Mapping[str, Any], since: float = 0.0) -> None:
-        """Make it say what is ``new``; ``since``: seconds of its time that have passed."""
-        ms = max(1, self._ms - int(since * 1000))
-
-        async def attempt() -> None:
-            async with lease.transaction() as tx:
-                tx.multi()
-                tx.set(self._key, json.dumps(new), px=ms)
-
-        await _answered(lease, attempt)
-
-    async def forget(self, lease: Lease) -> None:
-        """Delete it."""
-
-        async def attempt() -> None:
-            async with lease.transaction() as tx:
-                tx.multi()
-                tx.delete(self._key)
-
-        await _answered(lease, attempt)
-
-
-async def _answered(lease: Lease, attempt: Callable[[], Awaitable[R]]) -> R:
-    """Await ``attempt()``, again until the server has answered, within ``retry_for``; a repetition must do no harm.
-
-    While the lease holds nobody else writes the mark, and after that an attempt has no effect, however late it arrives.
-    """
-    grant = grant_of(lease)
-    ends, delays = now() + grant.manager.settings.retry_for, iter(RETRY)
-    unknown: OutcomeUnknown | None = None
-    try:
-        while True:
+    async def _keep(self, lease: Lease, begun: dict[str, str], outcome: dict[str, str]) -> bytes | None:
+        """Write what became of the run, and return the text of the mark; None if the server did not take it."""
+        try:
             try:
-                return await attempt()
-            except SyncError as error:
-                if isinstance(error, OutcomeUnknown):
-                    unknown = error
-                delay = next(delays)
-                if now() + delay < ends and (unknown is error or is_transient(error)):
-                    await asyncio.sleep(delay)
-                elif unknown is None or unknown is error:
+                return await self._mark.write(lease, begun | outcome)
+            except CommandRefused as error:
+                if RESULT not in outcome:
                     raise
-                else:
-                    raise unknown from error
-    except asyncio.CancelledError as error:
-        if unknown is not None and grant.reason is not None and is_by_loss(error):
-            raise unknown from grant.loss()  # LeaseLost would say that nothing was written
-        raise
+                logs.result_not_kept(self._key, self._mark.key, error)
+                return await self._mark.write(lease, begun | {NOT_KEPT: _described(error)})
+        except (LeaseLost, NotHeld):
+            raise  # another run may have begun
+        except SyncError as error:
+            logs.result_not_kept(self._key, self._mark.key, error)
+            return None
+
+    def _is_kept(self, found: bytes | None) -> bool:
+        """Return whether ``found`` is the mark of a run that has returned; raise if it is of another request."""
+        said = None if found is None else self._parsed(found)
+        if said is None:
+            return False
+        if said[FINGERPRINT] != self._fingerprint:
+            raise FingerprintMismatch(key=self._key)
+        return RESULT in said or NOT_KEPT in said
+
+    def _read_result(self, found: bytes | None) -> Any:
+        """Return the result that a mark has; raise ResultNotKept if it has none, or none that can be read."""
+        said = None if found is None else self._parsed(found)
+        assert said is not None
+        if NOT_KEPT in said:
+            raise ResultNotKept(key=self._key, mark=self._mark.key, cause=said[NOT_KEPT])
+        try:
+            return self._codec.loads(said[RESULT])
+        except Exception as error:
+            raise ResultNotKept(key=self._key, mark=self._mark.key, cause=_described(error)) from error
+
+    def _parsed(self, found: bytes) -> dict[str, Any] | None:
+        said = self._mark.parsed(found)
+        if said is not None and not all(isinstance(said.get(part, ""), str) for part in (RESULT, NOT_KEPT)):
+            raise self._mark.foreign(f"it says {text(found)[:100]!r}")
+        if said is not None and not isinstance(said.get(FINGERPRINT), str):
+            raise self._mark.foreign("once() or once_per() has written it", by="idempotent()")
+        return said
 
 
-def _read(found: str | bytes | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    said: dict[str, Any] = json.loads(found)
-    return said
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": .")
+
+
+def _note(error: BaseException, other: SyncError) -> None:
+    """Attach to ``error`` of a run that its mark was not deleted."""
+    error.add_note(f"redis_sync_aio: the next call may get RunInterrupted, as the mark was not deleted: {other}")
+
+
+def _check_returned(function: Callable[..., Any]) -> None:
+    """Raise TypeError if ``function`` is annotated to return something that JSON certainly cannot represent."""
+    try:
+        returned = get_type_hints(function).get("return")
+    except Exception:
+        return  # an annotation that is not known at run time
+    if (part := _not_json(returned)) is not None:
+        raise TypeError(
+            f"{function!r} returns {part.__name__}, which JSON cannot represent, so its result could not be kept: "
+            "return dicts, lists, text and numbers, or pass a codec"
+        )
+
+
+def _not_json(annotation: Any) -> type | None:
+    """Return a type in ``annotation`` whose values JSON cannot represent; None if there is certainly none."""
+    origin = get_origin(annotation) or annotation
+    if isinstance(origin, type) and (is_dataclass(origin) or issubclass(origin, NOT_JSON)):
+        return origin
+    parts = get_args(annotation)
+    if origin is dict and parts and (get_origin(parts[0]) or parts[0]) is tuple:
+        return tuple
+    inner = parts if origin in (dict, list, tuple, Union, UnionType) else ()
+    return next((found for part in inner if (found := _not_json(part)) is not None), None)

@@ -25,6 +25,7 @@ from .._core import logs
 from .._core.cancellation import outcome_of
 from .._core.clock import now
 from .._core.display import text
+from .._core.flight import Flight
 from .._core.keys import Endpoint, Keys
 from .._core.observing import Observing
 from .._engine.commands import Commands, Delivery, Send
@@ -78,6 +79,8 @@ class Hub:
         self.listeners: dict[int, ContentionListener] = {}
         """Receivers of contention notices, by the number of the ticket that they were granted to."""
         self.resources: dict[bytes, Resource] = {}  # by the id of their keys
+        self.flights: dict[bytes, Flight] = {}
+        """Calls of jobs that work for other calls of this process, by the id of their marks."""
         self.why_closed: str | None = None
         """The reason that it cannot be used any more; None while it can."""
         self.emptied: asyncio.Event | None = None

@@ -5,6 +5,7 @@
     {NAME}:polls    zset      tickets that are polled for: until when each is alive (ms, server time)
     {NAME}:fence    string    the last fence granted, and to which token
     {NAME}:record   hash      of a robust lock: whose work it is, and how far it has come
+    {NAME}:mark     string    of jobs: what became of the work under the lock NAME
     {NAME}:gate     string    the highest fence that a gate has accepted
     {NAME}:sem…     zset      permits of a semaphore: token -> until when (us, server time)
     {NAME}:rw…      zset      the same of a read/write lock; :event…, :latch…, :barrier…
@@ -46,7 +47,7 @@ LABEL_MARK = b"@"
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 """The way in which the server decides: by Lua scripts, with WATCH, or by scripts where they are allowed."""
-Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "barrier", "gate"]
+Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "barrier", "gate", "mark"]
 PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch", "barrier"]
 SlotState: TypeAlias = Literal["done", "running", "failed"]
 """The state of a slot of a job: its run has ended, is running, or was cancelled, killed, or raised."""
@@ -228,6 +229,18 @@ class GateKeys(Keys):
     family: ClassVar[Family] = "gate"
 
 
+class MarkKeys(Keys):
+    """The keys of one mark: that of the lock whose holder may change it, and its own."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "mark"
+
+    @property
+    def mark(self) -> bytes:
+        """The key of the mark."""
+        return self.all[1]
+
+
 class PermitKeys(Keys):
     """The keys of one semaphore, or of something else that consists of permits."""
 
@@ -349,6 +362,11 @@ def marker_key(key: bytes, unique: bytes, prefix: bytes = b"") -> bytes:
 def mark_key(keys: Keys) -> bytes:
     """Return the key that tells what became of work under a lock."""
     return _stem(keys.all[0]) + b":mark"
+
+
+def mark_keys(keys: Keys) -> MarkKeys:
+    """Return the keys by which the mark of a lock is read and changed."""
+    return MarkKeys(keys.name, (keys.all[0], mark_key(keys)), engine=keys.engine)
 
 
 _LEFT_BEHIND = re.compile(

@@ -297,6 +297,15 @@ def request_not_served(method: str, path: str, *errors: Exception) -> None:
     _warn("request_not_served", message, method=method, path=path, kind=type(errors[0]).__name__, why=why)
 
 
+# -- jobs --------------------------------------------------------------------------------------------------
+
+
+def result_not_kept(name: str, mark: str, error: BaseException) -> None:
+    """Log why the result of a run cannot be given to later calls with its key."""
+    message = "the run for %(lock)r ended, but its result was not kept (%(mark)s): %(kind)s: %(why)s"
+    _warn("result_not_kept", message, lock=name, mark=mark, kind=type(error).__name__, why=error)
+
+
 # -- undo steps --------------------------------------------------------------------------------------------
 
 

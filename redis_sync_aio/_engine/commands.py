@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .._client.resp import Argument
-from .._core.keys import Family, Keys, LockKeys, PermitKeys
+from .._core.keys import Family, Keys, LockKeys, MarkKeys, PermitKeys
 from .._scripts import load
 from .._transport.call import Call
 from .._transport.executor import Executor
@@ -164,6 +164,10 @@ class Commands:
     def gate(self, keys: Keys, fence: bytes, ttl_ms: int, delivery: Delivery) -> Call:
         """Accept a fence, unless a higher one was accepted before. With an empty fence only read the highest."""
         return self._send("fence_gate/accept", keys, (fence, ttl_ms), delivery)
+
+    def mark(self, keys: MarkKeys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+        """Read the mark next to a lock, or change it; ``words`` as in lock/mark.lua."""
+        return self._send("lock/mark", keys, words, delivery)
 
     def force(self, keys: Keys, delivery: Delivery) -> Call:
         """Take the lock away from its holder. Not repeated when its answer is lost."""

@@ -46,6 +46,7 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "lock/force_release": lock.force,
     "lock/attach": lock.attach,
     "lock/inspect": lock.inspect,
+    "lock/mark": lock.mark,
     "permits/acquire": permits.acquire,
     "permits/release": permits.release,
     "permits/renew": permits.renew,

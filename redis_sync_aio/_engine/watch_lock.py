@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .._client.resp import Reply, Words
-from .._scripts.constants import FOREVER_MS, POLLERS_TICKET, Outcome
+from .._scripts.constants import FOREVER_MS, POLLERS_TICKET, Outcome, Renewed
 from .._transport.dialogues import Dialogue
 from . import lock_rules as rules
 from .snapshot import LockSnapshot, Message, Ticket
@@ -215,5 +215,20 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
         number, token = _read_fence(fence, last)
         fence_of: list[Reply] = [b"%016d" % number, token] if last is not None else [None, None]
         return WritePlan([holder, left, *fence_of, waiting, tickets if int(shown) else []], [])
+
+    return decide
+
+
+def mark(keys: WireKeys, words: Words) -> Decide:
+    """Decide as lock/mark.lua does."""
+    name, key = keys
+    token, *new = words
+
+    def decide(mute: bool, full: bool) -> Dialogue:
+        _, holder, found = checked((yield [(b"WATCH", name, key), (b"GET", name), (b"GET", key)]))
+        if token != b"" and holder != token:
+            return WritePlan([int(Renewed.GONE if holder is None else Renewed.TAKEN), found], [])
+        replaces = bool(new) and (len(new) < 3 or new[2] == (found or b""))
+        return WritePlan([int(Renewed.RENEWED), found], [(b"SET", key, new[0], b"PX", new[1])] if replaces else [])
 
     return decide

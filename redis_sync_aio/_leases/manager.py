@@ -209,8 +209,7 @@ class GrantManager:
     ) -> None:
         """Send a command about ``lease``; raise the error that ``answered`` makes of its answer.
 
-        It is repeated until the deadline, or until ``by`` (local clock). After a cancellation it goes on in the
-        background.
+        It is repeated as by `send`. After a cancellation it is finished in the background.
         """
         outcome: asyncio.Future[None] = self.loop.create_future()
 
@@ -223,6 +222,22 @@ class GrantManager:
             else:
                 outcome.set_exception(error)
 
-        time = now()
-        send(self._commands(), Delivery(time, min(lease.deadline, time + self.settings.retry_for, by), done))
+        self.send(lease, send, done, by)
         await outcome_of(outcome)
+
+    def send(self, lease: Grant, send: Send, done: Callable[[Call], None], by: float = math.inf) -> Call:
+        """Send a command about ``lease``, and call ``done`` with its answer; closing the coordinator waits for it.
+
+        It is repeated until the deadline, or until ``by`` (local clock).
+        """
+        in_flight = self.releases.in_flight
+
+        def answered(call: Call) -> None:
+            in_flight.finished(call)
+            done(call)
+
+        time = now()
+        expires = min(lease.deadline, time + self.settings.retry_for, by)
+        call = send(self._commands(), Delivery(time, expires, answered))
+        in_flight.started(call)
+        return call

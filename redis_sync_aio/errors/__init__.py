@@ -15,7 +15,7 @@ They can be pickled and copied. Not among them: bad arguments are TypeError, Val
 from __future__ import annotations
 
 from ._base import SyncError, copy_error
-from ._jobs import FingerprintMismatch, RunInterrupted
+from ._jobs import FingerprintMismatch, ResultNotKept, RunInterrupted
 from ._leases import AcquireTimeout, LimitMismatch, NotHeld, QueueFull, StaleFence, WouldDeadlock
 from ._loss import LeaseLost, LossReason
 from ._misuse import TransactionMisuse
@@ -36,9 +36,9 @@ from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied
 __all__ = [
     "AcquireTimeout", "BrokenBarrierError", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch",
     "LeaseLost", "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied",
-    "PermissionDenied", "PushUnavailable", "QueueFull", "RunInterrupted", "StaleFence", "StaleWriter", "SyncError",
-    "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext", "WrongKeyType",
-    "copy_error",
+    "PermissionDenied", "PushUnavailable", "QueueFull", "ResultNotKept", "RunInterrupted", "StaleFence", "StaleWriter",
+    "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext",
+    "WrongKeyType", "copy_error",
 ]  # fmt: skip
 
 # Tracebacks and pickles name the place where users find the classes.

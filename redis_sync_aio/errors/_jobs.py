@@ -21,18 +21,42 @@ class FingerprintMismatch(SyncError, ValueError):
         self.key = key
 
 
-class RunInterrupted(SyncError):
-    """An earlier run for this key began and did not end, and ``on_interrupted="raise"`` forbids a second run.
+class ResultNotKept(SyncError):
+    """An earlier run for this key returned, and its result could not be kept for later calls. It did not run again.
 
-    The effects of that run are unknown. Find out what it did, and use another key for a new attempt.
+    The effects of that run are there, and its caller got its result. Fix the cause (mostly a result that the codec
+    cannot represent), and ask the other system for the result.
 
     Attributes:
         key: The key of the run, as the caller gave it.
+        mark: The key of the mark on the server.
+        cause: What failed.
     """
 
-    def __init__(self, *, key: str) -> None:
+    def __init__(self, *, key: str, mark: str, cause: str) -> None:
         super().__init__(
-            f"a run for {key!r} began and did not come to its end, so its effects are unknown: find out what it did, "
-            "and use another key for a new attempt"
+            f"a run for {key!r} returned, but its result was not kept: {cause}; it does not run again. Fix the cause, "
+            f"and find out what the run did. To let it run again, delete {mark!r}"
         )
         self.key = key
+        self.mark = mark
+        self.cause = cause
+
+
+class RunInterrupted(SyncError):
+    """An earlier run for this key began and did not end, and ``on_interrupted="raise"`` forbids a second run.
+
+    The effects of that run are unknown. Find out what it did. Then delete the mark to let it run again.
+
+    Attributes:
+        key: The key of the run, as the caller gave it.
+        mark: The key of the mark on the server.
+    """
+
+    def __init__(self, *, key: str, mark: str) -> None:
+        super().__init__(
+            f"a run for {key!r} began and did not come to its end, so its effects are unknown: find out what it did. "
+            f"To let it run again, delete {mark!r}"
+        )
+        self.key = key
+        self.mark = mark

@@ -238,14 +238,13 @@ class WrongKeyType(CommandRefused):
     """
 
     @staticmethod
-    def not_ours(name: str, *, what: str, key: str, problem: str) -> WrongKeyType:
+    def not_ours(name: str, *, what: str, key: str, problem: str, by: str = "redis_sync_aio") -> WrongKeyType:
         """Return the error for data about ``name`` in another form than that of this package.
 
-        ``what`` says what belongs under ``key``, as in "the record", and ``problem`` what was found there.
+        ``what`` says what belongs under ``key``, as in "the record", ``problem`` what was found there, and ``by`` what
+        should have written it.
         """
-        return WrongKeyType(
-            f"{what} of {name!r} was not written by redis_sync_aio: {problem}; delete {key!r}", code="WRONGTYPE"
-        )
+        return WrongKeyType(f"{what} of {name!r} was not written by {by}: {problem}; delete {key!r}", code="WRONGTYPE")
 
 
 _BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {

@@ -40,6 +40,7 @@ class Conflict(SyncError):
             elapsed: The attribute.
             keys: The attribute.
             lease: The lock whose lease guarded the commit, if one did.
+            mark: The mark of a job was written, and nothing else. ``keys`` has its key.
             more_attempts: The number of attempts was the limit; else the time was.
             escalates: The transaction takes turns after some conflicts.
             turn_taken: Others had the turn until the deadline.
@@ -80,6 +81,8 @@ class Conflict(SyncError):
 class OutcomeUnknown(SyncError):
     """EXEC was sent and its answer was lost. All writes of the transaction were made, or none.
 
+    For a job (`once`): the answer to the writing of its mark was lost, and the mark was written or not.
+
     Look at the data. To have the transaction decide by itself, declare it ``idempotent=True`` or ``exactly_once=True``.
 
     Attributes:
@@ -93,6 +96,7 @@ class OutcomeUnknown(SyncError):
         attempts: int,
         keys: tuple[str, ...],
         lease: str = "",
+        mark: bool = False,
         declared: Literal["", "idempotent", "exactly_once"] = "",
         cancelled: bool = False,
         later_error: str = "",
@@ -124,10 +128,16 @@ class OutcomeUnknown(SyncError):
             advice = "look at the data"
         else:
             advice = "look at the data, or declare the body idempotent=True, or let a marker tell (exactly_once=True)"
-        super().__init__(
+        message = (
             f"the answer to {'an earlier ' if later_error else ''}EXEC was lost: {what} was committed as a whole, or "
             f"not at all; {advice}"
         )
+        if mark:
+            message = (
+                f"the answer was lost: the mark {keys[0]!r} of the job {lease!r} was written, or not; call again, or "
+                "look at the mark"
+            )
+        super().__init__(message)
         self.attempts = attempts
         self.keys = keys
 

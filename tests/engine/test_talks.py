@@ -28,12 +28,14 @@ from ..support.inside import (
     Words,
     load,
     lock_keys,
+    mark_keys,
     permit_keys,
     ticket_member,
     upgrade_keys,
 )
 
 LOCK = lock_keys(b"t")
+MARK = mark_keys(LOCK)
 SEM = permit_keys(b"t", "sem")
 RW = upgrade_keys(permit_keys(b"t", "rw"))
 INBOX = b"rsa:talks"
@@ -87,6 +89,7 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "lock/force_release": (LOCK, "lock/force_release", ()),
     "lock/attach": (LOCK, "lock/attach", (b"b", TTL, b"a")),
     "lock/inspect": (LOCK, "lock/inspect", (10,)),
+    "lock/mark": (MARK, "lock/mark", (b"a", b"new", TTL, b"")),
     "permits/acquire": ask(SEM, b"b", ticket(SEM, b"b")),
     "permits/release": (SEM, "permits/release", (b"a", b"", b"0")),
     "permits/renew": (SEM, "permits/renew", (b"a", TTL, 1)),
@@ -105,7 +108,8 @@ def prepare(client: Any, keys: Keys) -> None:
     if keys is RW:
         run(client, RW, "permits/acquire", b"a", TTL, b"", 0, 1, WRITER_WEIGHT)
     else:
-        run(client, *ask(keys, b"a")[:2], *ask(keys, b"a")[2])
+        lock, acquire, words = ask(LOCK if keys is MARK else keys, b"a")
+        run(client, lock, acquire, *words)
 
 
 def test_every_script_is_here_but_those_of_the_compatible_lock() -> None:
@@ -115,7 +119,11 @@ def test_every_script_is_here_but_those_of_the_compatible_lock() -> None:
 
 CHANGES: dict[str, Callable[[Any, Keys], object]] = {
     "the lock is taken away": lambda client, keys: client.delete(keys.all[0]),
-    "somebody comes": lambda client, keys: client.zadd(keys.all[1 if keys is LOCK else 2], {"somebody": 1}),
+    "somebody comes": lambda client, keys: (
+        client.zadd(keys.all[1 if keys is LOCK else 2], {"somebody": 1})
+        if keys is not MARK
+        else client.set(keys.all[1], "somebody")
+    ),
     "all is lost": lambda client, keys: client.flushall(),
 }
 

@@ -29,7 +29,7 @@ from .resp import Predicate
 COUNT_DOWN, JOIN, BREAK = load("permits/count_down"), load("barrier/join"), load("barrier/break")
 KNOWN = (
     *(kind.script(part) for kind in KINDS for part in PARTS),
-    *(load("lock/force_release"), load("permits/resize"), COUNT_DOWN, JOIN, BREAK),
+    *(load("lock/force_release"), load("lock/mark"), load("permits/resize"), COUNT_DOWN, JOIN, BREAK),
 )
 """Every script, but those that the compatible lock has to itself."""
 
@@ -41,6 +41,7 @@ def _of_any_kind(part: Part) -> Predicate:
 
 ACQUIRE, RELEASE, RENEW, INSPECT = (_of_any_kind(part) for part in PARTS)
 FORCE = script(load("lock/force_release").sha)
+MARK = script(load("lock/mark").sha)
 RESPONSE_TIMEOUT = 0.3
 RETRY_FOR = 3.0
 SOON = Backoff(initial=0.002, cap=0.01)

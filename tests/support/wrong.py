@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -249,6 +250,15 @@ async def run_interrupted(it: Situation) -> None:
     await pay("9f3")
 
 
+async def result_not_kept(it: Situation) -> None:
+    @idempotent(it.sync, "payment:{key}", ttl=60)
+    async def pay(key: str) -> object:
+        return datetime.now()
+
+    await pay("9f3")
+    await pay("9f3")
+
+
 async def nonsense(it: Situation) -> None:
     reply = Action(reply=lambda frame: frame.rewrite(lambda _: b"*1\r\n$1\r\nx\r\n"))
     async with FaultProxy(it.server) as proxy, proxy.client() as redis, Coordinator(redis) as sync:
@@ -303,6 +313,7 @@ ERRORS: dict[str, Raises] = {
     "UndoFailed": undo_failed,
     "StaleWriter": stale_writer,
     "FingerprintMismatch": fingerprint_mismatch,
+    "ResultNotKept": result_not_kept,
     "RunInterrupted": run_interrupted,
     "LockError": lock_error,
     "LockNotOwnedError": lock_not_owned,
@@ -359,5 +370,6 @@ LINES: dict[str, Callable[[], object]] = {
     "observer_failed": lambda: logs.observer_failed("<function observe>", KeyError("x")),
     "request_not_served": lambda: logs.request_not_served("POST", "/orders/42", Unreachable("Redis did not answer")),
     "undo_failed": lambda: _undo_failed(UndoFailed.of_steps([KeyError()], steps=2, lock=NAME)),
+    "result_not_kept": lambda: logs.result_not_kept("payment:9f3", "{payment:9f3}:mark", TypeError("no JSON")),
     "undo_ended_late": lambda: logs.undo_ended_late(KeyError("x"), "refund"),
 }

@@ -26,6 +26,7 @@ from redis_sync_aio.errors import (
     PermissionDenied,
     PushUnavailable,
     QueueFull,
+    ResultNotKept,
     RunInterrupted,
     StaleFence,
     StaleWriter,
@@ -59,7 +60,8 @@ ERRORS = [
     Unreachable.reply_lost("x"),
     NotHeld.released("x"),
     FingerprintMismatch(key="x"),
-    RunInterrupted(key="x"),
+    ResultNotKept(key="x", mark="{x}:mark", cause="TypeError: no"),
+    RunInterrupted(key="x", mark="{x}:mark"),
     StaleWriter(name="a", identity="w", fence=7),
 ]
 

@@ -80,6 +80,7 @@ SHIELDS = {
     "_transport.connector": 1,
     "_transport.pool_executor": 1,
     "_transport.run_id": 1,
+    "jobs": 3,
     "cli": 1,
     "testing._proxy": 1,
 }
@@ -87,6 +88,7 @@ SHIELDS = {
 
 What is caught there ends that call, and is logged. And where the caller's client connects: it may raise anything, a
 CancelledError that nobody asked for too. That is kept, logged, and tried again.
+A codec that fails after the run of a job does not make that run fail; an annotation may raise anything.
 The program says so in one line, and exits with a code of its own. The proxy for tests keeps it for the end of the test.
 """
 
