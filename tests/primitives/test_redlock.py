@@ -529,14 +529,14 @@ async def test_p6_a_server_that_forgot_or_came_back_holds_it_again(
         with at(server) as client:
             return client.get(NAME) is not None and lease.held_on == 5
 
-    async with redlock(one, ttl=0.9) as lease:
-        for number, server in enumerate(servers * 2):
+    async with redlock(one, ttl=3) as lease:
+        for number, server in enumerate(servers):  # in the end none of those that granted it knows it
             if number < 3:
                 server.restart(keep_data=False)
             else:
                 with at(server) as client:
                     client.delete(NAME)
-            await wait_until(partial(held_again, server), FAST, timeout=5)
+            await wait_until(partial(held_again, server), FAST, timeout=30)
         lease.check()
         for server in servers:
             with at(server) as client:
