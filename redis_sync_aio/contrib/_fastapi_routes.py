@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fastapi import FastAPI, routing
@@ -54,31 +54,36 @@ def _evaluates(text: str, function: Any) -> bool:
     return True
 
 
-def describe_answers(app: FastAPI, kind: type) -> None:
-    """Add the answers to errors to the OpenAPI document, for routes with a dependency of that ``kind``."""
+def describe_answers(app: FastAPI, statuses_of: Callable[[object], tuple[int, ...]]) -> None:
+    """Add the answers to errors to the OpenAPI document.
+
+    ``statuses_of``: A function that returns with which statuses a dependency refuses requests; none for others.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = generate()
         for route in _routes(app):
-            if any(isinstance(dependant.call, kind) for dependant in _all(route.dependant)):
-                _describe(schema["paths"].get(route.path_format, {}), route.methods or ())  # a websocket has none
+            statuses = [status for it in _all(route.dependant) for status in statuses_of(it.call)]
+            if statuses:
+                # A websocket has no methods.
+                _describe(schema["paths"].get(route.path_format, {}), route.methods or (), statuses)
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _describe(path: dict[str, Any], methods: Iterable[str]) -> None:
+def _describe(path: dict[str, Any], methods: Iterable[str], statuses: list[int]) -> None:
+    texts = {str(status): _FULL if status == _web.FULL else _BUSY for status in statuses}
     for method in methods:
         if operation := path.get(method.lower()):
-            for status, description in _ANSWERS.items():
+            for status, description in ({str(_web.UNAVAILABLE): _UNAVAILABLE} | texts).items():
                 operation.setdefault("responses", {}).setdefault(status, _answer(description))
 
 
-_ANSWERS = {
-    str(_web.LOCKED): "Others are working on it: send the same request again later",
-    str(_web.UNAVAILABLE): "The outcome is unknown: the request was served, or not",
-}
+_BUSY = "Others are working on it: send the same request again later"
+_FULL = "Too many requests wait for it: send the same request again later"
+_UNAVAILABLE = "The outcome is unknown: the request was served, or not"
 
 
 def _answer(description: str) -> dict[str, Any]:

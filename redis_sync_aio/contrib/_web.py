@@ -7,21 +7,22 @@ import math
 import string
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, cast
 from uuid import UUID
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import anyio
 
 from .._acquire.implicit import client_of
 from .._client.settings import Client
-from .._core.arguments import Seconds, is_async, permits, timeout_seconds, ttl_ms
+from .._core.arguments import Seconds, count, is_async, permits, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
 from .._leases.hold import Face, Hold
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
-from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, Unreachable
+from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable
 
 L = TypeVar("L", bound=Face)
 
@@ -29,10 +30,13 @@ L = TypeVar("L", bound=Face)
 
 LOCKED = 423
 """The status for a resource that others are working on: send the same request again later."""
+FULL = 429
+"""The status for a resource whose queue is full."""
 UNAVAILABLE = 503
 GONE = 499
 """The status that logs show for a client that has disconnected; nobody gets it."""
 BUSY_TEXT = "other requests are at work on this: try again later"
+FULL_TEXT = "too many requests wait for this: try again later"
 UNAVAILABLE_TEXT = "the service is not available: try again"
 GONE_TEXT = "the client has gone"
 RETRY_AFTER = "1"
@@ -71,18 +75,31 @@ def seconds_until_free(busy: AcquireTimeout) -> str:
     return str(max(1, math.ceil(busy.remaining or 0)))
 
 
-_busy: WeakSet[AcquireTimeout] = WeakSet()
+_busy: WeakKeyDictionary[AcquireTimeout, int] = WeakKeyDictionary()
 
 
-def remember_busy(error: AcquireTimeout) -> None:
-    """Remember the error of a lease that a handler asked for, as opposed to those of locks inside the handler."""
+def remember_busy(error: AcquireTimeout, holding: Holding) -> None:
+    """Remember the status for a lease that a handler asked for, as opposed to those of locks inside the handler."""
     if error.answered:
-        _busy.add(error)
+        _busy[error] = FULL if isinstance(error, QueueFull) else holding.statuses[0]
 
 
-def is_busy(error: AcquireTimeout) -> bool:
-    """Return whether others hold what the handler itself asked for."""
-    return error in _busy
+def busy_status(error: Exception) -> int | None:
+    """Return the status if others hold, or wait for, what the handler itself asked for."""
+    return _busy.get(error) if isinstance(error, AcquireTimeout) else None
+
+
+def busy_text(status: int) -> str:
+    """Return the text of an answer to a request for which others were in the way."""
+    return FULL_TEXT if status == FULL else BUSY_TEXT
+
+
+def check_status(status: object) -> int:
+    """Return ``status`` if it can say that a request was refused, else raise TypeError or ValueError."""
+    number = count(status, "status", 400)
+    if number > 599:
+        raise ValueError(f"status must be 400 to 599, not {status!r}")
+    return number
 
 
 # -- what an application has -------------------------------------------------------------------------------
@@ -182,32 +199,54 @@ class RequestName:
 
 # -- holding -----------------------------------------------------------------------------------------------
 
-Holds = Callable[[Coordinator, str], Hold[Lease]]
-"""A function that returns what a request enters, for the name that was made of it."""
+
+@dataclass(frozen=True)
+class Holding:
+    """The lease that a handler asks for, and the answers if others are in the way.
+
+    Attributes:
+        make: A function that returns what a request enters, for the name that was made of it.
+        statuses: The statuses of these answers: that for a busy name first, that for a full queue if there may be one.
+    """
+
+    make: Callable[[Coordinator, str], Hold[Lease]]
+    statuses: tuple[int, ...]
 
 
-def lock_holds(template: str, timeout: Seconds | None, ttl: Seconds) -> Holds:
-    """Return a function that holds a lock; raise TypeError or ValueError for a bad argument."""
-    seconds, within = ttl_ms(ttl) / 1000, timeout_seconds(timeout)
+def _statuses(status: int, max_waiting: int | None) -> tuple[int, ...]:
+    return (check_status(status),) if max_waiting is None else (check_status(status), FULL)
 
-    def hold(sync: Coordinator, name: str) -> Hold[Lease]:
-        lock = sync.lock(name, ttl=seconds)
+
+def most_waiting(max_waiting: int | None) -> int | None:
+    """Return how many requests may wait, None for any number; raise TypeError or ValueError for anything else."""
+    return None if max_waiting is None else count(max_waiting, "max_waiting")
+
+
+def lock_holding(template: str, timeout: Seconds | None, ttl: Seconds, max_waiting: int | None, status: int) -> Holding:
+    """Return what a handler with a lock asks for; raise TypeError or ValueError for a bad argument."""
+    seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), most_waiting(max_waiting)
+
+    def make(sync: Coordinator, name: str) -> Hold[Lease]:
+        lock = sync.lock(name, ttl=seconds, max_waiting=most)
         lock._pattern = template
         return lock.hold(timeout=within)
 
-    return hold
+    return Holding(make, _statuses(status, most))
 
 
-def permit_holds(template: str, limit: int, timeout: Seconds | None, ttl: Seconds) -> Holds:
-    """Return a function that holds a permit of a semaphore; raise TypeError or ValueError for a bad argument."""
-    seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), permits(limit, "limit")
+def permit_holding(
+    template: str, limit: int, timeout: Seconds | None, ttl: Seconds, max_waiting: int | None, status: int
+) -> Holding:
+    """Return what a handler with a permit asks for; raise TypeError or ValueError for a bad argument."""
+    seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), most_waiting(max_waiting)
+    number = permits(limit, "limit")
 
-    def hold(sync: Coordinator, name: str) -> Hold[Lease]:
-        semaphore = sync.semaphore(name, limit=most, on_mismatch="keep", ttl=seconds)
+    def make(sync: Coordinator, name: str) -> Hold[Lease]:
+        semaphore = sync.semaphore(name, limit=number, on_mismatch="keep", ttl=seconds, max_waiting=most)
         semaphore._pattern = template
         return semaphore.hold(timeout=within)
 
-    return hold
+    return Holding(make, _statuses(status, most))
 
 
 # -- waiting -----------------------------------------------------------------------------------------------

@@ -104,6 +104,8 @@ def hold_lock(
     *,
     timeout: Seconds | None,
     ttl: Seconds = 30.0,
+    max_waiting: int | None = None,
+    status: int = _web.LOCKED,
     leave_when_gone: bool = False,
     values: Mapping[str, ValueOf] | None = None,
 ) -> HoldLease:
@@ -118,6 +120,9 @@ def hold_lock(
         timeout: How long a request waits: seconds or timedelta. 0: not at all. None: no limit.
         ttl: How long the lease lasts unless it is renewed, which it is while the handler runs: seconds or timedelta,
             0.01 to ten years.
+        max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) is
+            answered with 429 immediately. None: any number.
+        status: The status of the answer if the time is up, 400 to 599, such as 409.
         leave_when_gone: Remove a request from the queue when its client disconnects, without calling the handler. Not
             needed with ``handler_cancellation=True`` of aiohttp.
         values: The sources of fields that are neither in the path nor in the query: functions of the request, or
@@ -141,8 +146,8 @@ def hold_lock(
         async def deposit(request: web.Request, lease: Lease) -> web.Response: ...
         ```
     """
-    hold = _web.lock_holds(name, timeout, ttl)
-    return _decorator(RequestName(name, "name", values or {}), values or {}, hold, leave_when_gone)
+    holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
+    return _decorator(RequestName(name, "name", values or {}), values or {}, holding, leave_when_gone)
 
 
 def hold_permit(
@@ -151,6 +156,8 @@ def hold_permit(
     limit: int,
     timeout: Seconds | None,
     ttl: Seconds = 30.0,
+    max_waiting: int | None = None,
+    status: int = _web.LOCKED,
     leave_when_gone: bool = False,
     values: Mapping[str, ValueOf] | None = None,
 ) -> HoldLease:
@@ -173,14 +180,14 @@ def hold_permit(
         async def export(request: web.Request, lease: Lease) -> web.Response: ...
         ```
     """
-    hold = _web.permit_holds(key, limit, timeout, ttl)
-    return _decorator(RequestName(key, "key", values or {}), values or {}, hold, leave_when_gone)
+    holding = _web.permit_holding(key, limit, timeout, ttl, max_waiting, status)
+    return _decorator(RequestName(key, "key", values or {}), values or {}, holding, leave_when_gone)
 
 
 def _decorator(
     name: RequestName,
     values: Mapping[str, ValueOf],
-    hold: _web.Holds,
+    holding: _web.Holding,
     leave_when_gone: bool,
 ) -> HoldLease:
     watched = require_bool(leave_when_gone, "leave_when_gone")
@@ -199,10 +206,10 @@ def _decorator(
             sync = _web.coordinator_in({"sync": request.config_dict.get(SYNC)}, _WHERE)
             made = await _name_of(request, name, values)
             try:
-                own = hold(sync, made)
+                own = holding.make(sync, made)
             except ValueError:  # all else was checked when it was declared
                 raise web.HTTPBadRequest(text="a value cannot be part of a name") from None
-            lease = await _entered(own, request, watched)
+            lease = await _entered(own, holding, request, watched)
             if lease is None:
                 return web.Response(status=_web.GONE, reason=_web.GONE_TEXT)
             async with AsyncExitStack() as stack:
@@ -237,7 +244,7 @@ async def _name_of(request: web.Request, name: RequestName, values: Mapping[str,
 _SHOWN = {int: "a whole number", UUID: "a UUID", str: "text"}
 
 
-async def _entered(hold: Hold[Lease], request: web.Request, watched: bool) -> Lease | None:
+async def _entered(hold: Hold[Lease], holding: _web.Holding, request: web.Request, watched: bool) -> Lease | None:
     """Enter ``hold``; return None if the client has disconnected."""
 
     async def gone() -> None:
@@ -247,7 +254,7 @@ async def _entered(hold: Hold[Lease], request: web.Request, watched: bool) -> Le
     try:
         return await (_web.enter_unless_gone(hold, gone) if watched else hold.__aenter__())
     except AcquireTimeout as error:
-        _web.remember_busy(error)
+        _web.remember_busy(error, holding)
         raise
 
 
@@ -260,7 +267,8 @@ class Middleware(Protocol):
 def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
     """Return a middleware that answers errors of locks: 423 if what a handler asked for is busy, 503 for the others.
 
-    - 423 has a Retry-After: the seconds until the lease of the holder ends if it is not renewed.
+    - 423, or the ``status`` of `hold_lock`, has a Retry-After: the seconds until the lease of the holder ends if it is
+      not renewed. So has 429, which stands for a full queue (``max_waiting``).
     - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the handler.
       The handler may or may not have done its work.
     - A group of exceptions that has nothing but such errors, as a TaskGroup of the handler raises, is a 503. A group
@@ -285,8 +293,8 @@ def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
         except caught as error:
             if not (found := _web.reasons(error, kinds)):
                 raise
-            if isinstance(error, AcquireTimeout) and _web.is_busy(error):
-                status, text, after = _web.LOCKED, _web.BUSY_TEXT, _web.seconds_until_free(error)
+            if isinstance(error, AcquireTimeout) and (busy := _web.busy_status(error)) is not None:
+                status, text, after = busy, _web.busy_text(busy), _web.seconds_until_free(error)
             else:
                 logs.request_not_served(request.method, request.path, *found)
                 status, text, after = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT, _web.RETRY_AFTER

@@ -23,7 +23,7 @@ from .._core import logs
 from .._core.arguments import Seconds, count, permits, timeout_seconds, ttl_ms
 from .._core.keys import permit_keys
 from ..coordinator import Coordinator
-from ..errors import AcquireTimeout, LeaseLost
+from ..errors import AcquireTimeout, LeaseLost, QueueFull
 from ..semaphore import AsyncSemaphore
 from . import _web
 from ._web import Source, SyncState
@@ -72,8 +72,8 @@ class Limit:
     A request has a permit of a semaphore until the application returns: a stream to its end, a websocket until it is
     closed.
 
-    - If all permits are in use, or Redis does not answer, the answer is 503 with Retry-After. A websocket gets the same
-      if the server can answer it, otherwise it is closed.
+    - If all permits are in use, or Redis does not answer, the answer is 503 with Retry-After; 429 if too many requests
+      wait (``max_waiting``). A websocket gets the same if the server can answer it, otherwise it is closed.
     - If the permit of a request is lost, the application is cancelled. The answer is 503 if none has begun. Otherwise
       LeaseLost is raised and the server closes the connection (a websocket with code 1013).
 
@@ -88,6 +88,9 @@ class Limit:
             whose client disconnects leaves the queue.
         ttl: How long a permit lasts unless it is renewed, which it is while the request runs: seconds or timedelta,
             0.01 to ten years.
+        max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) is
+            answered with 429 immediately. None: any number.
+        status: The status of the answer if no permit is free in time, 400 to 599, such as 429.
         retry_after: The seconds in Retry-After, 0 or more.
         applies_to: A function of the scope of a request that returns whether the request counts. None: all count.
 
@@ -116,6 +119,8 @@ class Limit:
         name: str = "requests",
         timeout: Seconds | None = 0,
         ttl: Seconds = 30.0,
+        max_waiting: int | None = None,
+        status: int = _web.UNAVAILABLE,
         retry_after: int = 1,
         applies_to: Callable[[Scope], bool] | None = None,
     ) -> None:
@@ -125,6 +130,8 @@ class Limit:
         self._name = name
         self._timeout = timeout_seconds(timeout)
         self._ttl = ttl_ms(ttl) / 1000
+        self._max_waiting = _web.most_waiting(max_waiting)
+        self._status = _web.check_status(status)
         self._retry_after = str(count(retry_after, "retry_after"))
         self._applies_to = applies_to
         if not isinstance(name, str):
@@ -139,7 +146,7 @@ class Limit:
         if not counts:
             await self._app(scope, receive, send)
             return
-        request, answer = _Request(receive), _Answer(scope, send, self._retry_after)
+        request, answer = _Request(receive), _Answer(scope, send, self._status, self._retry_after)
         semaphore = self._semaphore(scope)
         hold = semaphore.hold(timeout=self._timeout)
         try:
@@ -167,7 +174,14 @@ class Limit:
         else:
             client = self._client() if callable(self._client) else self._client
             client_of(client)
-        return AsyncSemaphore(client, self._name, limit=self._limit, on_mismatch="keep", ttl=self._ttl)
+        return AsyncSemaphore(
+            client,
+            self._name,
+            limit=self._limit,
+            on_mismatch="keep",
+            ttl=self._ttl,
+            max_waiting=self._max_waiting,
+        )
 
 
 class _Request:
@@ -203,9 +217,10 @@ _DISCONNECTS = ("http.disconnect", "websocket.disconnect")
 class _Answer:
     """The answer to a request, as far as it was sent."""
 
-    def __init__(self, scope: Scope, send: Send, retry_after: str) -> None:
+    def __init__(self, scope: Scope, send: Send, busy: int, retry_after: str) -> None:
         self._scope = scope
         self._send = send
+        self._busy = busy
         self._retry_after = retry_after
         self._begun = self._open = self._complete = False
         """Whether anything was sent; a websocket is open; nothing more may be sent."""
@@ -232,7 +247,12 @@ class _Answer:
 
         All permits in use is no incident, so it is not logged.
         """
-        if not (isinstance(error, AcquireTimeout) and error.answered):
+        status, text = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT
+        if isinstance(error, QueueFull):
+            status, text = _web.FULL, _web.FULL_TEXT
+        elif isinstance(error, AcquireTimeout) and error.answered:
+            status = self._busy
+        else:
             method = str(self._scope.get("method", "WEBSOCKET"))
             logs.request_not_served(method, str(self._scope["path"]), error)
         if self._begun:
@@ -245,12 +265,12 @@ class _Answer:
                 await self._send({"type": "websocket.close", "code": _web.TRY_AGAIN_LATER, "reason": ""})
                 return True
             prefix = "websocket."
-        body = json.dumps({"detail": _web.UNAVAILABLE_TEXT}).encode()
+        body = json.dumps({"detail": text}).encode()
         headers: Iterable[tuple[bytes, bytes]] = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"retry-after", self._retry_after.encode()),
         ]
-        await self._send({"type": f"{prefix}http.response.start", "status": _web.UNAVAILABLE, "headers": headers})
+        await self._send({"type": f"{prefix}http.response.start", "status": status, "headers": headers})
         await self._send({"type": f"{prefix}http.response.body", "body": body})
         return True

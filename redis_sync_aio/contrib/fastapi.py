@@ -102,11 +102,11 @@ class _LeaseDependency:
         self,
         name: RequestName,
         values: Mapping[str, Callable[..., object] | Depends],
-        hold: _web.Holds,
+        holding: _web.Holding,
         leave_when_gone: bool,
     ) -> None:
         self._name = name
-        self._hold = hold
+        self.holding = holding
         self._leave_when_gone = require_bool(leave_when_gone, "leave_when_gone")
         annotations: dict[str, Any] = {"connection_": HTTPConnection, "sync_": Sync, **name.types}
         for field, value in values.items():
@@ -131,7 +131,7 @@ class _LeaseDependency:
         try:
             lease = await self._entered(hold, connection_)
         except AcquireTimeout as error:
-            _web.remember_busy(error)
+            _web.remember_busy(error, self.holding)
             raise
         async with AsyncExitStack() as stack:
             stack.push_async_exit(hold)
@@ -139,7 +139,7 @@ class _LeaseDependency:
 
     def _hold_for(self, connection: HTTPConnection, sync: Coordinator, values: dict[str, object]) -> Hold[Lease]:
         try:
-            return self._hold(sync, self._name.of(values))
+            return self.holding.make(sync, self._name.of(values))
         except ValueError:  # all else was checked when it was declared
             errors = [
                 {
@@ -184,6 +184,8 @@ def hold_lock(
     *,
     timeout: Seconds | None,
     ttl: Seconds = 30.0,
+    max_waiting: int | None = None,
+    status: int = _web.LOCKED,
     leave_when_gone: bool = False,
     scope: Scope = "function",
     values: Mapping[str, Callable[..., object] | Depends] | None = None,
@@ -200,6 +202,9 @@ def hold_lock(
         timeout: How long a request waits: seconds or timedelta. 0: not at all. None: no limit.
         ttl: How long the lease lasts unless it is renewed, which it is while the endpoint runs: seconds or timedelta,
             0.01 to ten years.
+        max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) is
+            answered with 429 immediately. None: any number.
+        status: The status of the answer if the time is up, 400 to 599, such as 409.
         leave_when_gone: Remove a request from the queue when its client disconnects, without calling the endpoint. The
             body is read into memory before that.
         scope: When the lock is released. "function" (default): before the response is sent. "request": after that,
@@ -223,8 +228,8 @@ def hold_lock(
         OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=2)]
         ```
     """
-    hold = _web.lock_holds(name, timeout, ttl)
-    return _depends(RequestName(name, "name", values or {}), values or {}, hold, leave_when_gone, scope)
+    holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
+    return _depends(RequestName(name, "name", values or {}), values or {}, holding, leave_when_gone, scope)
 
 
 def hold_permit(
@@ -233,6 +238,8 @@ def hold_permit(
     limit: int,
     timeout: Seconds | None,
     ttl: Seconds = 30.0,
+    max_waiting: int | None = None,
+    status: int = _web.LOCKED,
     leave_when_gone: bool = False,
     scope: Scope = "function",
     values: Mapping[str, Callable[..., object] | Depends] | None = None,
@@ -255,25 +262,26 @@ def hold_permit(
         Export = Annotated[Lease, hold_permit("export:{tenant}", limit=3, timeout=0)]
         ```
     """
-    hold = _web.permit_holds(key, limit, timeout, ttl)
-    return _depends(RequestName(key, "key", values or {}), values or {}, hold, leave_when_gone, scope)
+    holding = _web.permit_holding(key, limit, timeout, ttl, max_waiting, status)
+    return _depends(RequestName(key, "key", values or {}), values or {}, holding, leave_when_gone, scope)
 
 
 def _depends(
     name: RequestName,
     values: Mapping[str, Callable[..., object] | Depends],
-    hold: _web.Holds,
+    holding: _web.Holding,
     leave_when_gone: bool,
     scope: Scope,
 ) -> Depends:
     one_of(scope, get_args(Scope), "scope")
-    return Depends(_LeaseDependency(name, values, hold, leave_when_gone), scope=scope)
+    return Depends(_LeaseDependency(name, values, holding, leave_when_gone), scope=scope)
 
 
 def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> None:
     """Let ``app`` answer errors of locks: 423 if the lock or permit of an endpoint is busy, 503 for the others.
 
-    - 423 has a Retry-After: the seconds until the lease of the holder ends if it is not renewed.
+    - 423, or the ``status`` of `hold_lock`, has a Retry-After: the seconds until the lease of the holder ends if it is
+      not renewed. So has 429, which stands for a full queue (``max_waiting``).
     - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the
       endpoint. The endpoint may or may not have done its work.
     - A group of exceptions that has nothing but such errors, as a TaskGroup of the endpoint raises, is a 503. A group
@@ -301,13 +309,13 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
         app.add_exception_handler(kind, _answer)  # type: ignore[arg-type]  # or of a WebSocket: None
     if ExceptionGroup not in app.exception_handlers:
         app.add_exception_handler(ExceptionGroup, answer_group)  # type: ignore[arg-type]  # as above
-    describe_answers(app, _LeaseDependency)
+    describe_answers(app, lambda call: call.holding.statuses if isinstance(call, _LeaseDependency) else ())
 
 
 async def _answer(connection: Request | WebSocket, error: Exception, *more: Exception) -> Response | None:
     """Answer an error of a request, or several of its tasks."""
-    if isinstance(error, AcquireTimeout) and _web.is_busy(error):
-        status, text, after = _web.LOCKED, _web.BUSY_TEXT, _web.seconds_until_free(error)
+    if isinstance(error, AcquireTimeout) and (busy := _web.busy_status(error)) is not None:
+        status, text, after = busy, _web.busy_text(busy), _web.seconds_until_free(error)
     else:
         method = connection.scope.get("method", "WEBSOCKET")
         logs.request_not_served(method, connection.url.path, error, *more)

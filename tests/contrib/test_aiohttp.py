@@ -178,6 +178,29 @@ async def test_busy_is_423_and_says_nothing_of_the_inside(redis: Redis, other: C
                 assert full.status == 423
 
 
+async def test_a_full_queue_is_429_immediately_and_the_status_of_a_busy_name_is_chosen(
+    redis: Redis, other: Coordinator
+) -> None:
+    @hold_lock("order:{order_id}", timeout=None, max_waiting=1)
+    async def queued(request: web.Request, lease: Lease) -> web.Response:
+        return web.Response()
+
+    @hold_permit("order:{order_id}", limit=1, timeout=0, status=409)
+    async def now(request: web.Request, lease: Lease) -> web.Response:
+        return web.Response()
+
+    lock, permits = other.lock("order:1"), other.semaphore("order:1", limit=1)
+    async with aiohttp_of(app_of(redis, queued=queued, now=now)) as port, session_of(port) as session:
+        async with lock, permits:
+            waiting = asyncio.create_task(session.post("/queued/1"))
+            await waiters(lock, 1)
+            async with session.post("/queued/1") as full, session.post("/now/1") as busy:
+                assert (full.status, busy.status) == (429, 409)
+                assert await full.json() == {"detail": "too many requests wait for this: try again later"}
+        async with await waiting as served:
+            assert served.status == 200
+
+
 async def test_errors_of_locks_inside_are_503_and_stand_in_the_log(
     redis: Redis, other: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -130,6 +130,30 @@ async def test_when_full_the_answer_is_503_and_what_does_not_count_is_served(
     await held(permits, 0)
 
 
+async def test_a_full_queue_is_429_immediately_and_the_status_without_a_permit_is_chosen(
+    redis: Redis, permits: AsyncSemaphore
+) -> None:
+    doors = Doors()
+    doors.open.set()
+    app = Starlette(routes=[Route("/", answering(doors)), Route("/now", answering(doors))])
+    app.add_middleware(
+        Limit, client=redis, limit=1, timeout=None, max_waiting=1, applies_to=lambda scope: scope["path"] == "/"
+    )
+    app.add_middleware(
+        Limit, client=redis, limit=1, status=529, retry_after=3, applies_to=lambda scope: scope["path"] == "/now"
+    )
+    await permits.resize(1)
+    async with uvicorn_of(app) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with permits:
+            waiting = asyncio.create_task(session.get("/"))
+            await waiters(permits, 1)
+            async with session.get("/") as full, session.get("/now") as busy:
+                assert (full.status, full.headers["Retry-After"]) == (429, "1")
+                assert (busy.status, busy.headers["Retry-After"]) == (529, "3")
+        async with await waiting as served:
+            assert served.status == 200
+
+
 async def test_a_stream_has_its_permit_to_its_end_also_when_the_client_goes(
     redis: Redis, permits: AsyncSemaphore
 ) -> None:

@@ -178,6 +178,10 @@ async def test_names_are_made_of_path_query_and_other_dependencies(make_app: Cal
         ("order", {"ttl": 0}, "ttl"),
         ("order", {"scope": "forever"}, "scope"),
         ("order", {"leave_when_gone": 1}, "leave_when_gone"),
+        ("order", {"max_waiting": -1}, "max_waiting"),
+        ("order", {"max_waiting": "few"}, "max_waiting"),
+        ("order", {"status": 200}, "status"),
+        ("order", {"status": 600}, "status"),
     ],
 )
 def test_a_wrong_declaration_says_what_was_expected(name: str, options: dict[str, Any], found: str) -> None:
@@ -225,6 +229,34 @@ async def test_a_busy_order_is_423_and_says_nothing_of_the_inside(
     assert 1 <= int(busy.headers["Retry-After"]) <= 600
     assert "order:1" not in busy.text
     assert holder.token not in busy.text
+
+
+async def test_a_full_queue_is_429_immediately_and_the_status_of_a_busy_name_is_chosen(
+    make_app: Callable[..., FastAPI], other: Coordinator
+) -> None:
+    app, lock, permits = make_app(), other.lock("order:1"), other.semaphore("export:1", limit=1)
+    queued = hold_lock("order:{order_id:int}", timeout=None, max_waiting=1, status=409)
+    app.post("/orders/{order_id}", dependencies=[queued])(lambda: None)
+    app.post("/exports/{tenant}", dependencies=[hold_permit("export:{tenant}", limit=1, timeout=None, max_waiting=1)])(
+        lambda: None
+    )
+    app.post("/now/{order_id}", dependencies=[hold_lock("order:{order_id:int}", timeout=0, status=409)])(lambda: None)
+    paths, described = ["/orders/1", "/exports/1"], app.openapi()["paths"]
+    assert set(described["/orders/{order_id}"]["post"]["responses"]) == {"200", "422", "409", "429", "503"}
+    assert set(described["/exports/{tenant}"]["post"]["responses"]) == {"200", "422", "423", "429", "503"}
+    assert set(described["/now/{order_id}"]["post"]["responses"]) == {"200", "422", "409", "503"}
+    async with uvicorn_of(app) as port, client_of(port) as client, asyncio.timeout(LONG):
+        async with lock, permits:
+            waiting = [asyncio.create_task(client.post(path)) for path in paths]
+            await waiters(lock, 1)
+            await waiters(permits, 1)
+            full = [await client.post(path) for path in paths]
+            busy = await client.post("/now/1")
+        assert [(await it).status_code for it in waiting] == [200, 200]
+    said = (429, {"detail": "too many requests wait for this: try again later"})
+    assert [(it.status_code, it.json()) for it in full] == [said] * 2
+    assert busy.status_code == 409
+    assert all(1 <= int(it.headers["Retry-After"]) <= 30 for it in (*full, busy))
 
 
 async def test_errors_of_locks_inside_are_503_and_stand_in_the_log(
