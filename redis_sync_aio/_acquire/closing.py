@@ -125,7 +125,7 @@ class Closing:
     async def _drain(self, within: float) -> None:
         """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most."""
         hub = self.hub
-        emptied = hub.emptied = asyncio.Event()
+        emptied = hub.emptied = hub.emptied or asyncio.Event()  # others may drain it, too
         hub.stop_sharing()
         why = "the coordinator is being closed"
         hub.manager.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, CoordinatorClosed, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
@@ -118,6 +119,40 @@ async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, sh
         assert await running == "ended"
         await closing
     assert sync.why_closed is not None
+
+
+@pytest.mark.parametrize("second", [60, 0.2, 0], ids=["as long", "shorter", "not"])
+async def test_two_that_drain_it_end_together(sync: Coordinator, second: float) -> None:
+    """When nothing is held, or when the shorter time has passed: what is held then is closed."""
+    leave = asyncio.Event()
+
+    async def body() -> None:
+        async with sync.lock("it"):
+            await leave.wait()
+
+    running = asyncio.create_task(body())
+    await wait_until(sync.lock("it").locked, FAST, timeout=5)
+    both = [asyncio.create_task(sync.close(drain=drain)) for drain in (60, second)]
+    await asyncio.sleep(0)
+    if second == 60:
+        leave.set()
+    done, _ = await asyncio.wait(both, timeout=30)
+    assert done == set(both)
+    if second == 60:
+        await running
+    else:
+        with pytest.raises(LeaseLost):
+            await running
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_draining_an_idle_one_takes_no_time(sync: Coordinator, redis: Redis, share: bool) -> None:
+    """A lease that only rests here for the next task is given back, and not waited for."""
+    async with sync.lock("it", share=share, linger=3000 if share else 0):
+        pass
+    async with asyncio.timeout(30):
+        await sync.close(drain=3000)
+    assert not await redis.exists("it")
 
 
 async def test_draining_ends_after_its_time(sync: Coordinator) -> None:
