@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import redis.exceptions
 from redis.asyncio import Redis
 
-from .._core.cancellation import wait_shielded
+from .._core.cancellation import leaving, undo_in, wait_shielded
 from .._core.display import shown
 from ..errors import TransactionMisuse
 from . import resp
@@ -50,6 +51,7 @@ class CheckedOut:
     def __init__(self, client: Redis, connection: Any, response_timeout: float | None = None) -> None:
         self._client = client
         self._connection = connection
+        self._loop = asyncio.get_running_loop()
         limit = connection.socket_timeout if response_timeout is None else response_timeout
         self._response_timeout: float | None = limit  # None: no limit, as for the client's own commands
         self.in_step: bool = True
@@ -132,9 +134,13 @@ class CheckedOut:
     async def give_back(self, *, drop: bool = False) -> None:
         """Give the connection back to the pool; close it when its state is not certain, or with ``drop``.
 
-        This takes at most one round trip (UNWATCH). A cancellation does not interrupt it, and is raised afterwards.
+        This takes at most one round trip (UNWATCH). A cancellation does not interrupt it, and is raised afterwards. A
+        coroutine that is being closed must not wait: it goes on in the background.
         """
-        await wait_shielded(_start(self._give_back(drop), "release"))
+        if isinstance(leaving(), GeneratorExit) or asyncio._get_running_loop() is not self._loop:
+            undo_in(self._loop, partial(_start_giving_back, self, drop))
+        else:
+            await wait_shielded(_start_giving_back(self, drop))
 
     async def _give_back(self, drop: bool) -> None:
         try:
@@ -210,21 +216,26 @@ async def checkout(client: Redis, response_timeout: float | None = None, *, fres
     """Return a connection of the client's pool, on which an exchange takes at most ``response_timeout`` seconds.
 
     None means as long as the client waits for a reply, which may be without a limit. With ``fresh`` the connection has
-    just been opened. Raise OUT_OF_REACH. On cancellation, a connection that is still being opened goes back to the pool
-    by itself.
+    just been opened. Raise OUT_OF_REACH. When the await is cancelled or closed, a connection that is still being opened
+    goes back to the pool by itself.
     """
     connecting = _start(pooled(client, fresh), "connect")
     try:
         await asyncio.wait([connecting])
-    except asyncio.CancelledError:
-        connecting.add_done_callback(lambda task: _give_back_opened(client, task))
+    except BaseException:  # also GeneratorExit, in whatever thread
+        opened = partial(_give_back_opened, client)
+        undo_in(connecting.get_loop(), partial(connecting.add_done_callback, opened))
         raise
     return CheckedOut(client, connecting.result(), response_timeout)
 
 
 def _give_back_opened(client: Redis, connecting: asyncio.Task[Any]) -> None:
     if not connecting.cancelled() and connecting.exception() is None:
-        _start(CheckedOut(client, connecting.result())._give_back(False), "release")
+        _start_giving_back(CheckedOut(client, connecting.result()), drop=False)
+
+
+def _start_giving_back(connection: CheckedOut, drop: bool) -> asyncio.Task[None]:
+    return _start(connection._give_back(drop), "release")
 
 
 _tasks: set[asyncio.Task[Any]] = set()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
+from redis.exceptions import MaxConnectionsError
 
 from redis_sync_aio import (
     AsyncLock,
@@ -27,10 +28,12 @@ from redis_sync_aio import (
     AsyncRedlock,
     AsyncRobustLock,
     Coordinator,
+    transaction,
     wait_until,
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.transaction import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
@@ -192,6 +195,50 @@ async def test_collected_while_it_waits(sync: Coordinator, other: Coordinator) -
             acquiring.clear()
         await held.release()
         await check_free(side(there))
+
+
+TRANSACTIONS: dict[str, dict[str, Any]] = {"plain": {}, "with a marker": {"exactly_once": True}}
+
+
+# In another thread, redis-py misses its event loop.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("options", TRANSACTIONS.values(), ids=TRANSACTIONS)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["closed", "collected in another thread"])
+async def test_a_transaction_at_any_step(make_client: MakeClient, options: dict[str, Any], elsewhere: bool) -> None:
+    """While it connects, reads, and executes: its connection, the only one of the pool, goes back."""
+    steps = 0
+    while True:
+        client: Any = make_client(max_connections=1)
+
+        async def increment(tx: Transaction) -> None:
+            value = int(await tx.get("n") or 0)
+            tx.multi()
+            tx.set("n", value + 1)
+
+        running = [transaction(client, increment, "n", **options)]
+        try:
+            future = step(running[0])
+            for _ in range(steps):
+                await over(future)
+                future = step(running[0])
+            steps += 1
+        except StopIteration:
+            assert steps >= 4  # it connects, reads, executes, and gives back
+            return
+        if elsewhere:
+            thread = threading.Thread(target=running.clear)
+            thread.start()
+            thread.join()
+        else:
+            running.pop().close()
+
+        async def usable(client: Any = client) -> bool:
+            try:
+                return bool(await client.ping())
+            except MaxConnectionsError:
+                return False
+
+        await wait_until(usable, FAST, timeout=5)
 
 
 async def test_what_ends_after_that_is_no_unretrieved_error(
