@@ -150,7 +150,7 @@ async def test_a_timeout_is_an_outcome_with_the_type_of_its_error(
 ) -> None:
     async with other.lock("orders:42"):
         with pytest.raises(AcquireTimeout):
-            await observed.lock("orders:42").acquire(timeout=0.01)
+            await asyncio.create_task(observed.lock("orders:42").acquire(timeout=0.01))
         assert await observed.lock("orders:42").try_acquire() is None
     by_outcome = {attributes["outcome"]: attributes for attributes, _ in exported.points("acquire.duration")}
     assert set(by_outcome) == {"timeout", "taken"}

@@ -57,7 +57,7 @@ async def test_waits_holds_and_losses_are_scraped_by_pattern(redis: Redis, other
             assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("orders:*",): 1}
         async with other.lock("orders:42"):
             with pytest.raises(AcquireTimeout):
-                await lock.acquire(timeout=0.01)
+                await asyncio.create_task(lock.acquire(timeout=0.01))
         lease = await lock.acquire()
         await redis.delete("orders:42")
         with pytest.raises(LeaseLost) as caught:

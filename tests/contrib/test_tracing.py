@@ -67,7 +67,7 @@ async def test_a_picture_shows_holders_waiters_and_losses(
         await wait_behind(sync, other, "orders:42")
         async with sync.lock("orders:42"):
             with pytest.raises(AcquireTimeout):
-                await other.lock("orders:42").acquire(timeout=0.05)
+                await asyncio.create_task(other.lock("orders:42").acquire(timeout=0.05))
         lease = await sync.lock("orders:43").acquire()
         await redis.delete("orders:43")
         with pytest.raises(LeaseLost) as caught:
