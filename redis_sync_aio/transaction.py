@@ -81,7 +81,8 @@ async def transaction(
         keys: All keys that the body reads and that decide about its writes: str or bytes, at least one.
         attempts: How often the body may run, 1 or more.
         timeout: Seconds or timedelta from the call. No attempt begins after that; an attempt that runs then is
-            finished. None: no limit.
+            finished. None: no limit. While all connections of the client's pool are in use, it waits for one in order,
+            for this time (None: for ``retry_for``).
         backoff: The pauses between attempts. Default: 1 ms, doubled up to 100 ms, with jitter.
         idempotent: A second run of the body does no harm although its writes were made already. The body then runs
             again when the answer to EXEC was lost.

@@ -26,6 +26,7 @@ from .._core.cancellation import leaving, undo_in, wait_shielded
 from .._core.display import shown
 from ..errors import TransactionMisuse
 from . import resp
+from .pool_queue import connection_freed
 from .redis_py import pooled, stream, write
 from .resp import Reply
 from .settings import DEFAULT_TIMEOUT
@@ -150,6 +151,7 @@ class CheckedOut:
             if self.watching or not self.in_step:
                 await self._connection.disconnect(nowait=True)
             await self._client.connection_pool.release(self._connection)
+            connection_freed(self._client.connection_pool)
 
     async def _unwatch(self) -> None:
         try:

@@ -3,8 +3,8 @@
 redis-py opens, encrypts, authenticates and sets up a connection exactly as the caller's client is configured: URL, TLS,
 unix socket, ACL user, credential provider, Sentinel, db. Then its transport gets our protocol, and redis-py's object is
 only kept to close it. Private attributes in use: `_reader` and `_writer` of a connection, `_in_use_connections` and
-`_available_connections` of a pool, and `_buffer` of asyncio's StreamReader. The suite runs on the oldest version of
-redis-py that the package admits, and on the newest.
+`_available_connections` of a pool, `_buffer` of asyncio's StreamReader, and `_loop` of its StreamWriter. The suite runs
+on the oldest version of redis-py that the package admits, and on the newest.
 
 Our connections are not in the books of the client's pool. So they never compete with the caller's commands, and its
 limit is never changed. All that the pool does for them is to close them when the caller closes it (`_Disconnect`).
@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, cast
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import redis.exceptions
 from redis.asyncio import Redis, RedisCluster
@@ -66,6 +66,7 @@ async def pooled(client: Redis, fresh: bool = False) -> Any:
     to the old one, so it is opened again, too.
     """
     pool: Any = client.connection_pool
+    _leave_closed_loops(pool)
     connection = await _from_pool(client)
     primary = getattr(pool, "master_address", None) if getattr(pool, "is_master", False) else None
     outdated = primary is not None and (connection.host, connection.port) != primary
@@ -78,6 +79,23 @@ async def pooled(client: Redis, fresh: bool = False) -> Any:
             await _give_back(pool, connection)
             raise
     return connection
+
+
+_loops: WeakKeyDictionary[Any, ref[asyncio.AbstractEventLoop]] = WeakKeyDictionary()
+"""The event loop in which each pool was used most recently."""
+
+
+def _leave_closed_loops(pool: Any) -> None:
+    """Let idle connections whose event loop was closed be opened again; redis-py would use them."""
+    loop, before = asyncio.get_running_loop(), _loops.get(pool)
+    if before is not None and before() is loop:
+        return
+    _loops[pool] = ref(loop)
+    for connection in getattr(pool, "_available_connections", ()):
+        writer = getattr(connection, "_writer", None)
+        if _streams(writer) and writer._loop.is_closed():  # type: ignore[attr-defined]
+            hang_up(writer.transport)
+            connection._reader = connection._writer = None
 
 
 async def _give_back(pool: Any, connection: Any) -> None:

@@ -132,8 +132,14 @@ class Attempts:
                 first=first,
                 precheck=None if self._turn is None else TurnCheck(self._turn, self._take_turn),
                 response_timeout=self._response_timeout,
+                patience=self._patience,
             )
         )
+
+    def _patience(self) -> float:
+        """Return for how many seconds an attempt may wait for a connection of an exhausted pool."""
+        ends = self._terms.timeout
+        return self._retry_for if ends is None else self._begun + ends - now()
 
     def _finish(self) -> None:
         """End the loop: there is no further attempt."""

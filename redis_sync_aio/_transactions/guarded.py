@@ -64,7 +64,13 @@ class GuardedTransaction(Transaction):
     def __init__(self, servers: Topology, guard: CommitGuard) -> None:
         self._guard = guard
         super().__init__(
-            WatchSession(servers.client_of(*guard.keys), (), precheck=guard, response_timeout=guard.response_timeout)
+            WatchSession(
+                servers.client_of(*guard.keys),
+                (),
+                precheck=guard,
+                response_timeout=guard.response_timeout,
+                patience=lambda: guard.retry_for,
+            )
         )
         self._state = TransactionState.NEW
 

@@ -19,6 +19,7 @@ from redis.crc import key_slot
 from .._client.checkout import EXEC, MULTI, OUT_OF_REACH, CheckedOut, Encodables, Pack, checkout, packer
 from .._client.cluster import SlotMoved
 from .._client.error_replies import TRANSIENT, answered
+from .._client.pool_queue import in_turn
 from .._client.resp import Reply
 from .._client.topology import slot_of
 from .._core.clock import now
@@ -61,6 +62,7 @@ class WatchSession:
         first: commands that are executed before the queued ones; their replies are not returned.
         precheck: what has to be true at the first WATCH.
         response_timeout: seconds for each answer; None: as the client says.
+        patience: returns for how many seconds it may wait for a connection of the pool.
     """
 
     error: SyncError | None = None
@@ -79,6 +81,7 @@ class WatchSession:
         first: Sequence[Encodables] = (),
         precheck: Precheck | None = None,
         response_timeout: float | None = None,
+        patience: Callable[[], float],
     ) -> None:
         self.client = client
         self.pack: Pack = packer(client)
@@ -92,6 +95,7 @@ class WatchSession:
         self._first = first
         self._precheck = precheck
         self._response_timeout = response_timeout
+        self._patience = patience
         self._to_watch = [*self.keys, *also_watched]
         self._looked_elsewhere = False  # where a cluster has the keys, after it said that they have moved
         self._connection: CheckedOut | None = None
@@ -173,7 +177,9 @@ class WatchSession:
     async def open(self) -> CheckedOut:
         """Return the connection, checked out of the client's pool when there is none yet."""
         if self._connection is None:
-            self._connection = await checkout(self.client, self._response_timeout)
+            self._connection = await in_turn(
+                self.client.connection_pool, lambda: checkout(self.client, self._response_timeout), self._patience()
+            )
         return self._connection
 
     def opened(self) -> CheckedOut:

@@ -20,6 +20,7 @@ from redis_sync_aio import (
     PermissionDenied,
     Transaction,
     TransactionMisuse,
+    Unreachable,
     transaction,
     wait_until,
     watch_retry,
@@ -78,6 +79,69 @@ async def test_a_blocking_pool_of_one_serves_many(server: EmbeddedServer, redis:
     await asyncio.gather(*(transaction(client, increment, "n", attempts=1000) for _ in range(8)))
     assert await redis.get("n") == b"8"
     await pool.aclose()
+
+
+@pytest.mark.usefixtures("redis")
+async def test_transactions_wait_for_a_connection_of_an_exhausted_pool(make_client: MakeClient) -> None:
+    """In order, and as long as their timeout; the first one that is given back goes to one of them."""
+
+    async def read(tx: Transaction) -> None:
+        await tx.get("n")
+        tx.multi()
+
+    async with make_client(max_connections=2) as redis:
+        done = await asyncio.gather(*(transaction(redis, read, "n") for _ in range(100)))
+        assert [one.attempts for one in done] == [1] * 100
+        assert in_use(redis) == 0
+        entered, leave = asyncio.Queue[None](), asyncio.Event()
+
+        async def hold(tx: Transaction) -> None:
+            await tx.get("n")
+            entered.put_nowait(None)
+            await leave.wait()
+            tx.multi()
+
+        holding = [asyncio.create_task(transaction(redis, hold, "n")) for _ in range(2)]
+        await entered.get()
+        await entered.get()
+        with pytest.raises(Unreachable, match=r"no connection of the pool was free.*max_connections"):
+            await transaction(redis, increment, "n", timeout=0.2)
+        waiting = [asyncio.create_task(transaction(redis, increment, "n")) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        leave.set()
+        async with asyncio.timeout(20):
+            assert sorted(one.value for one in await asyncio.gather(*waiting[1:])) == [1, 2]
+        await asyncio.gather(*holding)
+        assert in_use(redis) == 0
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_bare_client_is_used_in_one_loop_after_the_other(server: EmbeddedServer) -> None:
+    """Its idle connections belong to a loop that was closed; a transaction opens them again.
+
+    (Python warns that they were open when the loop was closed.)
+    """
+
+    async def use(client: Redis, number: int) -> None:
+        assert (await transaction(client, increment, "n")).value == 2 * number + 1
+        async with AsyncLock(client, "guard") as lease, lease.transaction() as tx:
+            assert int(await tx.get("n") or 0) == 2 * number + 1
+            tx.multi()
+            tx.incr("n")
+
+    async def empty() -> None:
+        async with Redis.from_url(server.url) as redis:
+            await redis.flushall()
+
+    def run() -> None:
+        client = Redis.from_url(server.url)
+        for number in range(3):
+            asyncio.run(use(client, number))
+
+    asyncio.run(empty())
+    run()
+    gc.collect()  # what was left open is warned of in this test
 
 
 async def test_a_wrong_password_is_reported_immediately(make_client: MakeClient) -> None:
