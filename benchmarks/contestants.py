@@ -143,7 +143,7 @@ class CoarseLock(Ours):
 
     def market(self) -> Market:
         lock = AsyncLock(self._coordinator, "lock:market", ttl=self.ttl)
-        return ByLock(self.client, lambda goods: lock.hold())
+        return ByLock(self.client, lambda goods: lock.acquire())
 
 
 class FineLock(Ours):

@@ -49,7 +49,7 @@ async def use_locks(url: EmbeddedServer, seconds: float) -> None:
     client, admin = url.client(), url.client()
 
     async def order() -> None:
-        async with sync.lock(f"orders:{random.randrange(20)}").hold(timeout=0.2):
+        async with sync.lock(f"orders:{random.randrange(20)}").acquire(timeout=0.2):
             await asyncio.sleep(random.uniform(0.005, 0.05))
 
     async def report() -> None:

@@ -232,7 +232,7 @@ async def weighted(watch: Watch, server: EmbeddedServer, number: int) -> None:
         tasks: list[asyncio.Task[None]] = []
 
         async def use(weight: int) -> None:
-            async with semaphore.hold(weight=weight):
+            async with semaphore.acquire(weight=weight):
                 pass
 
         async with watch.phase("queuing"):

@@ -22,7 +22,7 @@ async def use(sync: Coordinator, seed: int) -> None:
     async def orders(number: int) -> None:
         for _ in range(6):
             try:
-                async with sync.lock(f"orders:{number}").hold(timeout=0.15):
+                async with sync.lock(f"orders:{number}").acquire(timeout=0.15):
                     await asyncio.sleep(chance.uniform(0.01, 0.06))
             except AcquireTimeout:
                 pass

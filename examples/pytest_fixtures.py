@@ -54,7 +54,7 @@ async def lease(sync: Coordinator, request: pytest.FixtureRequest) -> AsyncItera
     Against one shared server it also excludes the tests of other pytest-xdist workers and of other CI jobs. If the
     lease is lost, the test cannot be cancelled, since another task acquired it: it fails in the tear-down.
     """
-    async with sync.lock("tests:printer").hold(timeout=60) as lease:
+    async with sync.lock("tests:printer").acquire(timeout=60) as lease:
         yield lease
 
 

@@ -42,7 +42,7 @@ async def balance(redis: Redis, account: str) -> int:
 async def transfer(redis: Redis, sync: Coordinator, payer: str, payee: str, amount: int) -> None:
     """Move ``amount``. Transfers from ``ann`` to ``bob`` and back at the same time do not deadlock."""
     names = {payer: f"lock:{payer}", payee: f"lock:{payee}"}
-    async with AsyncMultiLock(sync, names.values()).hold(timeout=30) as lease:
+    async with AsyncMultiLock(sync, names.values()).acquire(timeout=30) as lease:
         left, sum_ = await balance(redis, payer) - amount, await balance(redis, payee) + amount
         if left < 0:
             raise NotEnough(f"{payer} does not have {amount}")

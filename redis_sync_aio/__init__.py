@@ -6,7 +6,6 @@ The documentation: https://redis-sync-aio.github.io/redis-sync-aio/. P1 to P12, 
 
 from ._core.backoff import Backoff, wait_until
 from ._core.version import __version__ as __version__
-from ._leases.hold import Hold
 from ._leases.lease import Lease
 from ._recovery.record import Abandoned
 from ._recovery.undo import UndoSteps
@@ -83,7 +82,6 @@ __all__ = [
     "FenceGate",
     "FingerprintMismatch",
     "GuardedTransaction",
-    "Hold",
     "Leader",
     "LeaderElection",
     "Lease",

@@ -15,7 +15,7 @@ from ._core.display import text
 from ._core.keys import LABEL_MARK, Engine, Maker, lock_keys
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._engine.replies import LockView, read_inspect
-from ._leases.hold import Hold
+from ._leases.hold import Acquiring
 from ._leases.lease import Lease
 from ._primitives.lock_base import LockBase
 from ._primitives.options import LeaseOptions
@@ -139,7 +139,7 @@ class LeaderElection:
         options = LeaseOptions(ttl, auto_renew=True, max_hold=None, on_lost="cancel", engine=engine)
         self._seat = _Seat(client, name, label and label + LABEL_MARK, options)
 
-    def lead(self, *, timeout: Seconds | None = None) -> Hold[Term]:
+    def lead(self, *, timeout: Seconds | None = None) -> Acquiring[Term]:
         """Return an async context manager that waits until this process leads, yields its `Term`, and resigns.
 
         A loss of the leadership cancels the body, and its end raises LeaseLost. The manager can be entered once; call
@@ -156,7 +156,7 @@ class LeaderElection:
 
         On cancellation the candidate leaves the queue.
         """
-        return self._seat.hold(timeout=timeout)
+        return self._seat.acquire(timeout=timeout)
 
     async def resign(self) -> bool:
         """End the term of this process, if it leads, and return whether it led.

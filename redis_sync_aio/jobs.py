@@ -480,7 +480,7 @@ class _Request:
         flight = Flight()
         leads = flights.setdefault(self._mark.id, flight) is flight
         try:
-            async with lock.hold(timeout=timeout) as lease:
+            async with lock.acquire(timeout=timeout) as lease:
                 await self._run(lease, function, seen, flight)
         except SyncError:
             if not self._answered:  # else the release failed, and the lock ends with its ttl

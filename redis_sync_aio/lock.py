@@ -212,8 +212,8 @@ def synchronized(
         ValueError: At decoration: an argument is out of range, or ``name`` refers to something that is not an argument
             of the function.
 
-    A call raises whatever the function raises, and the errors of [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold]. On
-    cancellation the lock is released, or was not acquired.
+    A call raises whatever the function raises, and the errors of an ``async with`` over
+    [`AsyncLock.acquire`][redis_sync_aio.AsyncLock.acquire]. On cancellation the lock is released, or was not acquired.
 
     Example:
         ```python
@@ -243,7 +243,7 @@ def synchronized(
             try:
                 lock = AsyncLock(client_of_call(), own, ttl=ttl)
                 lock._pattern = template
-                async with lock.hold(timeout=limit):
+                async with lock.acquire(timeout=limit):
                     entered = True
                     return await function(*args, **kwargs)
             except AcquireTimeout as busy:

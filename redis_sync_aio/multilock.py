@@ -19,7 +19,7 @@ from ._core.keys import Engine, lock_keys
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.choice import to_release
 from ._leases.grant import Grant
-from ._leases.hold import Hold, LeaseContext, OnLost
+from ._leases.hold import Acquiring, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.followed import followed
 from ._primitives.lease_group import GroupGrant, LeaseGroup
@@ -136,7 +136,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> MultiLease:
+    def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> Acquiring[MultiLease]:
         """Wait for all locks and return one lease over them. One round trip if all are free.
 
         Args:
@@ -154,6 +154,9 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """
         within = timeout_seconds(timeout)
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
+        return Acquiring(self._acquired(within, ttl), self._on_lost)
+
+    async def _acquired(self, within: float | None, ttl: Seconds | None) -> MultiLease:
         grant = await self._followed(partial(self._acquire, within, ttl), waits=within != 0)
         assert grant is not None  # it raises where there is no grant
         return MultiLease(grant, self)
@@ -165,13 +168,17 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             here = any(lock._leases() for lock in self._locks if lock.name == error.name)
             raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
 
-    async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:
+    def try_acquire(self, *, ttl: Seconds | None = None) -> Acquiring[MultiLease | None]:
         """Return a lease, or None if one of the locks is held or somebody waits for it. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout. Unless the names have one
         hash tag, two callers that try at the same moment may each meet what the other has just taken, and both get
         None.
         """
+        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
+        return Acquiring(self._tried(ttl), self._on_lost)
+
+    async def _tried(self, ttl: Seconds | None) -> MultiLease | None:
         grant = await self._followed(partial(self._try, ttl), waits=False)
         return None if grant is None else MultiLease(grant, self)
 
@@ -180,22 +187,6 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             return self._grant(await self._all_or_none(ttl))
         except AcquireTimeout:
             return None
-
-    def hold(
-        self,
-        *,
-        timeout: Seconds | None = None,
-        ttl: Seconds | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Hold[MultiLease]:
-        """Return an async context manager that acquires, yields the lease, and releases.
-
-        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the lock. The end of the
-        body raises as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says. The ``name`` of LeaseLost is the lock
-        that was lost first.
-        """
-        self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
-        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl), on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 

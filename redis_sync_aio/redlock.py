@@ -17,7 +17,7 @@ from ._core.clock import now
 from ._core.keys import Engine, lock_keys
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.choice import to_release
-from ._leases.hold import Hold, LeaseContext, OnLost
+from ._leases.hold import Acquiring, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.followed import followed
 from ._primitives.independent import check_apart, several
@@ -148,7 +148,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> RedlockLease:
+    def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> Acquiring[RedlockLease]:
         """Wait for a majority and return one lease over it. Two round trips if the lock is free.
 
         Args:
@@ -168,8 +168,11 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         """
         within = timeout_seconds(timeout)
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
+        return Acquiring(self._acquired(within, ttl), self._on_lost)
+
+    async def _acquired(self, within: float | None, ttl: Seconds | None) -> RedlockLease:
         if within == 0:
-            lease = await self.try_acquire(ttl=ttl)
+            lease = await self._tried(ttl)
             return self._not_in_time(within) if lease is None else lease
         grant = await self._followed(partial(self._acquire, within, ttl), waits=True)
         assert grant is not None  # it raises where there is no grant
@@ -180,12 +183,16 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         grant = await self._majority.acquire(ttl, math.inf if within is None else now() + within)
         return self._not_in_time(within) if grant is None else grant
 
-    async def try_acquire(self, *, ttl: Seconds | None = None) -> RedlockLease | None:
+    def try_acquire(self, *, ttl: Seconds | None = None) -> Acquiring[RedlockLease | None]:
         """Return a lease, or None if the lock is taken or somebody waits for it. Two round trips.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout; Unreachable and
         CommandRefused are raised after one attempt. Two callers that try at the same moment may both get None.
         """
+        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
+        return Acquiring(self._tried(ttl), self._on_lost)
+
+    async def _tried(self, ttl: Seconds | None) -> RedlockLease | None:
         grant = await self._followed(partial(self._try, ttl), waits=False)
         return None if grant is None else RedlockLease(grant, self)
 
@@ -194,17 +201,6 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         if grant is None and error is not None:
             raise error
         return grant
-
-    def hold(
-        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, on_lost: OnLost | None = None
-    ) -> Hold[RedlockLease]:
-        """Return an async context manager that acquires, yields the lease, and releases.
-
-        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the lock. The end of the
-        body raises as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
-        """
-        self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
-        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl), on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 

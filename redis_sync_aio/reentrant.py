@@ -7,11 +7,12 @@ from collections.abc import Hashable
 from weakref import ref
 
 from ._acquire.binding import CoordinatorLike
+from ._acquire.request import Request
 from ._client.settings import Client, Same, running_loop
-from ._core.arguments import Name, Seconds, timeout_seconds, ttl_ms
+from ._core.arguments import Name, Seconds
 from ._core.keys import Engine, lock_keys
 from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.hold import Hold, LeaseContext, OnLost
+from ._leases.hold import Acquiring, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._leases.tasks import ended
 from ._primitives.lease_group import GroupGrant, LeaseGroup
@@ -91,9 +92,9 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    async def acquire(
+    def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, identity: Hashable | None = None
-    ) -> Lease:
+    ) -> Acquiring[Lease]:
         """Return a lease: immediately and without a command if the owner holds the lock, otherwise in its turn.
 
         Each call returns a lease of its own; all have the same fence and token. Releasing one releases none of the
@@ -113,47 +114,37 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation. An
         acquisition inside another lease does not wait, so it cannot be cancelled.
         """
-        timeout_seconds(timeout)
+        request = self._lock._request(ttl, None, timeout)
+        self._check_identity(identity)
+        return Acquiring(self._acquired(request, identity), self._on_lost)
+
+    async def _acquired(self, request: Request, identity: Hashable | None) -> Lease:
         key = self._key(identity)
-        if (inside := self._enter(key, identity, ttl)) is not None:
-            return inside
+        if (group := LeaseGroup.find(key)) is not None:
+            return self._owned(group, identity)
         try:
-            grant = await self._lock._grant(self._lock._request(ttl, None, timeout))
+            grant = await self._lock._grant(request)
         except AcquireTimeout as error:
             if not self._lock._leases():
                 raise
             raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
         return self._owned(LeaseGroup(key, (grant,)), identity)
 
-    async def try_acquire(self, *, ttl: Seconds | None = None, identity: Hashable | None = None) -> Lease | None:
+    def try_acquire(self, *, ttl: Seconds | None = None, identity: Hashable | None = None) -> Acquiring[Lease | None]:
         """Return a lease, or None if others hold the lock or wait for it. One round trip, or none as for `acquire`.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        key = self._key(identity)
-        if (inside := self._enter(key, identity, ttl)) is not None:
-            return inside
-        grant = await self._lock._try(self._lock._request(ttl, None, 0))
-        return None if grant is None else self._owned(LeaseGroup(key, (grant,)), identity)
-
-    def hold(
-        self,
-        *,
-        timeout: Seconds | None = None,
-        ttl: Seconds | None = None,
-        identity: Hashable | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Hold[Lease]:
-        """Return an async context manager that acquires, yields the lease, and releases.
-
-        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the lock. The default owner
-        is the task that enters. A loss cancels each task that is inside once, in its outermost body, which raises
-        LeaseLost; the inner bodies see the cancellation. The end of a body raises as
-        [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
-        """
-        self._lock.hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
+        request = self._lock._request(ttl, None, 0)
         self._check_identity(identity)
-        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl, identity=identity), on_lost)
+        return Acquiring(self._tried(request, identity), self._on_lost)
+
+    async def _tried(self, request: Request, identity: Hashable | None) -> Lease | None:
+        key = self._key(identity)
+        if (group := LeaseGroup.find(key)) is not None:
+            return self._owned(group, identity)
+        grant = await self._lock._try(request)
+        return None if grant is None else self._owned(LeaseGroup(key, (grant,)), identity)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -203,15 +194,6 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         return repr(self._lock).replace("AsyncLock", "AsyncReentrantLock", 1)
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    def _enter(self, key: Hashable, identity: Hashable | None, ttl: Seconds | None) -> Lease | None:
-        """Return one lease more if the owner holds the lock."""
-        group = LeaseGroup.find(key)
-        if group is None:
-            return None
-        if ttl is not None:
-            ttl_ms(ttl)  # not used, but checked
-        return self._owned(group, identity)
 
     def _owned(self, group: LeaseGroup, identity: Hashable | None) -> Lease:
         """Return one lease more. A lease of a named owner does not belong to the task that acquires it."""

@@ -13,7 +13,7 @@ from ._core.display import text
 from ._core.keys import Engine, PermitKeys, permit_keys
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.grant import Grant
-from ._leases.hold import Hold, OnLost
+from ._leases.hold import Acquiring, OnLost
 from ._leases.lease import Lease, grant_of
 from ._primitives.base import PermitPrimitive
 from ._primitives.options import LeaseOptions
@@ -48,7 +48,7 @@ class ReadWriteStatistics:
 class Side(PermitPrimitive):
     """The readers' or the writers' side of a read/write lock: acquired like an `AsyncLock`.
 
-    Made by `AsyncReadWriteLock.read` and `AsyncReadWriteLock.write`. It has `acquire`, `try_acquire`, `hold`, `wrap`
+    Made by `AsyncReadWriteLock.read` and `AsyncReadWriteLock.write`. It has `acquire`, `try_acquire`, `wrap`
     and `release`, and is itself an async context manager. An identity has one permit: ``release(identity=...)`` gives
     it up on whichever side it is.
     """
@@ -180,18 +180,18 @@ class AsyncReadWriteLock:
     def read(self) -> ReadSide:
         """Return the readers' side.
 
-        ``async with rw.read() as lease``, ``await rw.read().acquire(timeout=5)``, ``rw.read().hold(identity="x")`` …
+        ``async with rw.read() as lease``, ``await rw.read().acquire(timeout=5)`` …
         """
         return self._read
 
     def write(self) -> WriteSide:
         """Return the writers' side.
 
-        ``async with rw.write() as lease``, ``await rw.write().try_acquire()``, ``rw.write().hold(timeout=5)`` …
+        ``async with rw.write() as lease``, ``await rw.write().try_acquire()`` …
         """
         return self._write
 
-    def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Hold[Lease]:
+    def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Acquiring[Lease]:
         """Return an async context manager in whose body a reader is the writer. Afterwards it reads again.
 
         Entering waits until the other readers are gone, ahead of everybody else in the queue. Nobody writes in between,
@@ -215,7 +215,7 @@ class AsyncReadWriteLock:
         On cancellation ``lease`` still reads.
         """
         self._check_lease(lease, "reader")
-        return self._upgrade.hold(lease, timeout)
+        return self._upgrade.upgrade(lease, timeout)
 
     async def downgrade(self, lease: Lease) -> None:
         """Turn the lease of a writer into one of a reader, without a gap.

@@ -16,7 +16,7 @@ from ._core.keys import Engine, permit_keys
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._engine.commands import Commands, Delivery
 from ._engine.replies import Answer
-from ._leases.hold import Hold, OnLost
+from ._leases.hold import Acquiring, OnLost
 from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
 from ._primitives.options import LeaseOptions
@@ -148,7 +148,7 @@ class AsyncSemaphore(PermitPrimitive):
         gpus = AsyncSemaphore(redis, "gpu", 4)
         async with gpus:
             await infer()
-        async with gpus.hold(weight=2, timeout=5) as lease:
+        async with gpus.acquire(weight=2, timeout=5) as lease:
             await train(fence=lease.fence)
         ```
     """
@@ -197,14 +197,14 @@ class AsyncSemaphore(PermitPrimitive):
         """
         return self._limit or None
 
-    async def acquire(
+    def acquire(
         self,
         weight: int = 1,
         *,
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         identity: Name | None = None,
-    ) -> Lease:
+    ) -> Acquiring[Lease]:
         """Wait for the turn and return a lease of ``weight`` permits. One round trip if they are free.
 
         Args:
@@ -223,38 +223,17 @@ class AsyncSemaphore(PermitPrimitive):
 
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation.
         """
-        weight = self._check_weight(weight)
-        if weight == self._weight:  # which has a shorter way
-            return await super().acquire(timeout=timeout, ttl=ttl, identity=identity)
-        return await self._acquire(self._request(ttl, identity, timeout, weight))
+        request = self._request(ttl, identity, timeout, self._check_weight(weight))
+        return Acquiring(self._acquired(request), self._on_lost)
 
-    async def try_acquire(
+    def try_acquire(
         self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None
-    ) -> Lease | None:
+    ) -> Acquiring[Lease | None]:
         """Return a lease, or None if the permits are not free or somebody waits for some. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        return await self._try_lease(self._request(ttl, identity, 0, self._check_weight(weight)))
-
-    def hold(
-        self,
-        weight: int = 1,
-        *,
-        timeout: Seconds | None = None,
-        ttl: Seconds | None = None,
-        identity: Name | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Hold[Lease]:
-        """Return an async context manager that acquires, yields the lease, and releases.
-
-        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of the semaphore. The end of
-        the body raises as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
-        """
-        self._request(ttl, identity, timeout, self._check_weight(weight))  # bad arguments fail here
-        # Not by that request: `resize` may be called before this is entered.
-        acquire = functools.partial(self.acquire, weight, timeout=timeout, ttl=ttl, identity=identity)
-        return self._hold_by(acquire, on_lost)
+        return Acquiring(self._tried(self._request(ttl, identity, 0, self._check_weight(weight))), self._on_lost)
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
         """Take up permits that [`Lease.detach`][redis_sync_aio.Lease.detach] let go of, in this or any other process.

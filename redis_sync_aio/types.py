@@ -8,7 +8,7 @@ from ._client.settings import Client, RedisClient, ValkeyClient
 from ._core.arguments import Json, Name, Seconds
 from ._core.attached import Observer, PatternOf
 from ._core.keys import Engine
-from ._leases.hold import OnLost
+from ._leases.hold import Acquiring, OnLost
 from ._leases.lease import LossEvent
 from ._recovery.undo import UndoStep
 from ._transactions.attempts import Attempts
@@ -19,6 +19,7 @@ from .lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
 from .semaphore import OnMismatch
 
 __all__ = [
+    "Acquiring",
     "Attempts",
     "Client",
     "ClientSource",

@@ -11,8 +11,8 @@ R = TypeVar("R")
 
 _OF_REDIS_PY = {
     "timeout": "in redis-py that is how long the lock is kept. Here it is ttl=, and it is renewed while the lock is "
-    "held; how long to wait is an argument of acquire() and hold()",
-    "blocking_timeout": "how long to wait is an argument of acquire() and hold(): timeout=",
+    "held; how long to wait is an argument of acquire()",
+    "blocking_timeout": "how long to wait is an argument of acquire(): timeout=",
     "blocking": "use try_acquire() not to wait",
     "sleep": "waiters are woken, they do not poll",
     "thread_local": "a lock may be shared by any tasks; each acquire() returns a lease of its own",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 from weakref import ref
@@ -37,44 +37,84 @@ class Face(Protocol):
 
 
 L = TypeVar("L", bound=Face)
+T_co = TypeVar("T_co", bound="Face | None", covariant=True)
 
 OnLost: TypeAlias = Literal["cancel", "event"]
 """The reaction to a loss: the body is cancelled, or only the event `Lease.lost` is set."""
 
 
-class Hold(Generic[L]):
-    """An ``async with`` over one lease, made by ``hold()``.
+class Acquiring(Coroutine[Any, Any, T_co]):
+    """A request for a lease: await it, or enter it with ``async with``, once.
 
-    Entering acquires, with the errors and the cancellation of `acquire` of its primitive. Leaving releases, and raises
-    as [`AsyncLock.hold`][redis_sync_aio.AsyncLock.hold] says.
+    ``lease = await lock.acquire(timeout=5)`` gives a lease to release yourself. ``async with lock.acquire(timeout=5) as
+    lease`` releases it at the end of the body, which raises the first that applies: the exception of the body, a
+    cancellation from outside, LeaseLost, the error of the release. The others are attached to it as notes. A body that
+    was entered without a lease (``try_acquire()`` of a lock that is taken) gets None, and its end does nothing.
 
-    A hold may be entered in one task and left in another (fixtures, exit stacks, generators). It can be used once: a
-    second ``async with`` raises RuntimeError.
+    It is a coroutine, so `asyncio.create_task`, `asyncio.wait_for`, `asyncio.gather` and task groups take it. It may be
+    entered in one task and left in another (fixtures, exit stacks, generators).
     """
 
     _task: TaskRef | None = None
-    """The task of the body, weakly: a hold that is never left keeps no ended task alive."""
+    """The task of the body, weakly: a body that is never left keeps no ended task alive."""
     _grant: Grant | None = None
-    _among: Holds[L] | None = None
-    """Open holds of the same primitive, by task, until it is one of them."""
-    _outer: Hold[L] | None = None
-    """The enclosing hold of the same task, if any."""
+    _among: Bodies | None = None
+    """Open bodies of the same primitive, by task, until this is one of them."""
+    _outer: Acquiring[Any] | None = None
+    """The enclosing body of the same task, if any."""
     _guard: CancelOnLoss | None = None
     """Set once the lease has been lost."""
     _before = 0
     """Number of cancellations of the task when the body began."""
+    _used = False
+    """True if it was awaited or entered."""
+    _empty = False
+    """True if it was entered without a lease."""
 
-    def __init__(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost) -> None:
-        self._acquire: Callable[[], Awaitable[L]] | None = acquire
-        """The function that acquires; None once the hold was entered, so that it and what made it are no cycle."""
+    def __init__(self, coroutine: Coroutine[Any, Any, T_co], on_lost: OnLost) -> None:
+        self._coroutine = coroutine
         self._cancels: bool = on_lost == "cancel"
         """Whether a loss cancels the body."""
 
-    async def __aenter__(self) -> L:
-        acquire, self._acquire = self._acquire, None
-        if acquire is None:
-            raise RuntimeError("this hold() was entered before: call hold() again for another lease")
-        lease = await acquire()
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        self._use()
+        return self._coroutine.__await__()
+
+    def _use(self) -> None:
+        if self._used:
+            raise RuntimeError("this acquisition was awaited or entered before: call acquire() again for another lease")
+        self._used = True
+
+    # -- as a coroutine: the root of a task ------------------------------------------------------------
+
+    def send(self, value: Any) -> Any:
+        """Resume it, as a task does."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception in it, as a cancelled task does."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """End it; what the server did for the request is undone."""
+        self._coroutine.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Return an attribute that tools read of a coroutine, such as ``cr_frame``."""
+            if name.startswith("cr_") or name in ("__name__", "__qualname__"):
+                return getattr(self._coroutine, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    # -- as a context manager --------------------------------------------------------------------------
+
+    async def __aenter__(self) -> T_co:
+        self._use()
+        lease = await self._coroutine
+        if lease is None:
+            self._empty = True
+            return lease
         grant = self._grant = lease._grant
         # The grant arrived a turn of the loop ago, or before a stall, and a loss since then met no guard.
         if now() >= grant.deadline and grant.is_lost():
@@ -117,7 +157,10 @@ class Hold(Generic[L]):
         grant = self._grant
         self._task = None
         if grant is None:
-            await _refused(NotHeld.not_entered("this hold()"), error)
+            if not self._empty:
+                if not self._used:
+                    self._coroutine.close()
+                await _refused(NotHeld.not_entered("this acquisition"), error)
             return
         grant.hold = grant.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
@@ -195,7 +238,7 @@ async def leave_unentered(what: str, error: BaseException | None) -> None:
 def _ambiguous(what: str) -> RuntimeError:
     return RuntimeError(
         f"several bodies run under {what}, none of them began in this task, and this exit does not say which one it "
-        "ends: it ends none. To leave a body in another task, enter hold(), which stands for one body"
+        "ends: it ends none. To leave a body in another task, enter acquire(), which stands for one body"
     )
 
 
@@ -205,59 +248,55 @@ class LeaseContext(ABC, Generic[L]):
     def __init__(self, on_lost: OnLost) -> None:
         self._on_lost: OnLost = check_on_lost(on_lost)
         # The innermost body of each task that entered the primitive itself; the latest task is last.
-        self._holds: Holds[L] = {}
+        self._bodies: Bodies = {}
 
     @abstractmethod
-    async def acquire(self) -> L:
+    def acquire(self) -> Acquiring[L]:
         """Wait for the turn and return the lease."""
-
-    def _hold_by(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost | None) -> Hold[L]:
-        """Return a hold that enters by ``acquire``, with ``on_lost`` instead of this object's own."""
-        return Hold(acquire, self._on_lost if on_lost is None else check_on_lost(on_lost))
 
     if not TYPE_CHECKING:  # a type checker knows the attributes that there are
 
         def __getattr__(self, name: str) -> object:
             return missing_attribute(self, name)
 
-    # These functions return the coroutines of a hold, as another coroutine around each would cost time. (A coroutine
+    # These functions return the coroutines of a body, as another coroutine around each would cost time. (A coroutine
     # function returns a CoroutineType, and so do typed context managers; mypy calls it a Coroutine.)
 
     def __aenter__(self) -> CoroutineType[Any, Any, L]:
-        hold = Hold(self.acquire, self._on_lost)
-        hold._among = self._holds
-        return hold.__aenter__()  # type: ignore[return-value]
+        body = self.acquire()
+        body._among = self._bodies
+        return body.__aenter__()  # type: ignore[return-value]
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> CoroutineType[Any, Any, None]:
-        holds = self._holds
-        if len(holds) == 1:
-            task, hold = holds.popitem()
-            if hold._outer is None:  # the only body, whichever task ends it
-                return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
-            holds[task] = hold
+        bodies = self._bodies
+        if len(bodies) == 1:
+            task, body = bodies.popitem()
+            if body._outer is None:  # the only body, whichever task ends it
+                return body.__aexit__(kind, error, trace)  # type: ignore[return-value]
+            bodies[task] = body
         return self._exit_one_of_several(kind, error, trace)
 
     def _exit_one_of_several(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> CoroutineType[Any, Any, None]:
-        holds = self._holds
-        hold = holds.get(current_ref()) or self._left_by_another_task()
-        if hold is None:
-            return _refused(_ambiguous(repr(self)) if holds else NotHeld.not_entered(repr(self)), error)  # type: ignore[return-value]
-        task, outer = hold._task, hold._outer
-        del holds[task]
+        bodies = self._bodies
+        body = bodies.get(current_ref()) or self._left_by_another_task()
+        if body is None:
+            return _refused(_ambiguous(repr(self)) if bodies else NotHeld.not_entered(repr(self)), error)  # type: ignore[return-value]
+        task, outer = body._task, body._outer
+        del bodies[task]
         if outer is not None:
-            holds[task] = outer
-        return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
+            bodies[task] = outer
+        return body.__aexit__(kind, error, trace)  # type: ignore[return-value]
 
-    def _left_by_another_task(self) -> Hold[L] | None:
-        """Return the hold that an exit ends if its own task has none; None if that is not certain.
+    def _left_by_another_task(self) -> Acquiring[Any] | None:
+        """Return the body that an exit ends if its own task has none; None if that is not certain.
 
-        It is the hold of the only task that has ended. The hold of a living task is never ended on a guess.
+        It is the body of the only task that has ended. The body of a living task is never ended on a guess.
         """
-        left_behind = [hold for hold in self._holds.values() if hold._task is None or ended(hold._task)]
+        left_behind = [body for body in self._bodies.values() if body._task is None or ended(body._task)]
         return left_behind[0] if len(left_behind) == 1 else None
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -280,13 +319,13 @@ class LeaseContext(ABC, Generic[L]):
 
         @functools.wraps(function)
         async def holding(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with Hold(self.acquire, self._on_lost):
+            async with self.acquire():
                 return await function(*args, **kwargs)
 
         return holding
 
 
-Holds: TypeAlias = dict[TaskRef | None, Hold[L]]
+Bodies: TypeAlias = "dict[TaskRef | None, Acquiring[Any]]"
 
 
 def check_on_lost(value: OnLost) -> OnLost:

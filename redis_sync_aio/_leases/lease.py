@@ -11,7 +11,7 @@ from .._core.arguments import Seconds, ttl_ms
 from .._transactions.guarded import GuardedTransaction
 from .detached import detach
 from .grant import Grant
-from .hold import Hold, leave_unentered
+from .hold import Acquiring, leave_unentered
 from .ownership import GrantGuard
 
 
@@ -57,7 +57,7 @@ class Lease:
     """
 
     _grant: Grant
-    _hold: Hold[Self] | None = None
+    _body: Acquiring[Self] | None = None
     """The body that was entered by the lease itself."""
     _lost: LossEvent | None = None
 
@@ -273,8 +273,8 @@ class Lease:
         """
         if self._grant.body is not None:
             raise RuntimeError(f"a body runs under the lease on {self.name!r} already: acquire another lease for this")
-        self._hold = Hold(self._itself, "cancel")
-        return await self._hold.__aenter__()
+        self._body = Acquiring(self._itself(), "cancel")
+        return await self._body.__aenter__()
 
     async def _itself(self) -> Self:
         return self
@@ -282,11 +282,11 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        hold, self._hold = self._hold, None
-        if hold is None:
+        body, self._body = self._body, None
+        if body is None:
             await leave_unentered(repr(self), error)
         else:
-            await hold.__aexit__(kind, error, trace)
+            await body.__aexit__(kind, error, trace)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._grant.described()}>"

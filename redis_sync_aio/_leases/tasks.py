@@ -11,7 +11,7 @@ from weakref import ReferenceType, ref
 TaskRef: TypeAlias = ReferenceType[asyncio.Task[object]]
 
 
-_REQUESTS = frozenset({"acquire", "try_acquire", "attach", "__aenter__"})
+_REQUESTS = frozenset({"_acquired", "_tried", "attach", "__aenter__"})
 _PACKAGE = str(Path(__file__).parent.parent)
 
 

@@ -33,7 +33,7 @@ from .._engine.replies import Answer, PermitsView, read_permits
 from .._leases.choice import to_release
 from .._leases.detached import token_of
 from .._leases.grant import Grant
-from .._leases.hold import Hold, LeaseContext, OnLost
+from .._leases.hold import Acquiring, LeaseContext
 from .._leases.lease import Lease
 from .._leases.tasks import current_ref
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
@@ -99,14 +99,14 @@ class Primitive(LeaseContext[L]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    async def acquire(
+    def acquire(
         self,
         *,
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         identity: Name | None = None,
-    ) -> L:
-        """Wait for the turn and return the lease.
+    ) -> Acquiring[L]:
+        """Wait for the turn and return the lease: await it, or enter it with ``async with``.
 
         A free lock costs one round trip. A contended one costs one command to queue; the grant is then pushed.
 
@@ -125,16 +125,25 @@ class Primitive(LeaseContext[L]):
                 was sent, unless that body has it by another client, coordinator or engine: then the request is
                 withdrawn once it has to wait. Not raised if that body goes on after a loss (``on_lost="event"``).
             CoordinatorClosed, WrongContext: The coordinator was closed, or belongs to another event loop or process.
-            TypeError, ValueError: An argument is bad. Nothing was sent.
+            TypeError, ValueError: At the call: an argument is bad. Nothing was sent.
 
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation.
+
+        Example:
+            ```python
+            async with lock.acquire(timeout=5) as lease:  # released at the end of the body
+                ...
+            lease = await lock.acquire(timeout=5)  # release it yourself
+            await lease.release()
+            ```
         """
+        return Acquiring(self._acquired(self._request(ttl, identity, timeout)), self._on_lost)
+
+    async def _acquired(self, request: Request) -> L:
         cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
         if (
             cohort is not None
-            and timeout is None
-            and ttl is None
-            and identity is None
+            and request is self._default
             and cohort.grants
             and cohort.thread == get_ident()
             and cohort.hub.observers is None
@@ -154,30 +163,14 @@ class Primitive(LeaseContext[L]):
             if cohort.listed:
                 cohort.resource.leases.note(by, grant)
             return self._lease_type(grant, self)
-        return await self._acquire(self._request(ttl, identity, timeout))
+        return self._lease_type(await self._grant(request), self)
 
-    async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> L | None:
+    def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Acquiring[L | None]:
         """Return a lease, or None if it is taken or somebody waits for it. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        return await self._try_lease(self._request(ttl, identity, 0))
-
-    def hold(
-        self,
-        *,
-        timeout: Seconds | None = None,
-        ttl: Seconds | None = None,
-        identity: Name | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Hold[L]:
-        """Return an async context manager that acquires, yields the lease, and releases.
-
-        Arguments are those of `acquire`, checked at the call; ``on_lost`` replaces that of this object. The end of the
-        body raises the first that applies: the exception of the body, a cancellation from outside, LeaseLost, the error
-        of the release. The others are attached to it as notes.
-        """
-        return self._hold(self._request(ttl, identity, timeout), on_lost)
+        return Acquiring(self._tried(self._request(ttl, identity, 0)), self._on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -332,9 +325,6 @@ class Primitive(LeaseContext[L]):
             raise NotHeld.detached(self.name)
         return self._lease_type(grant, self)
 
-    async def _acquire(self, request: Request) -> L:
-        return self._lease_type(await self._grant(request), self)
-
     async def _grant(self, request: Request) -> Grant:
         grant = await self._try(request)
         if grant is None:
@@ -354,7 +344,7 @@ class Primitive(LeaseContext[L]):
             data=data,
         )
 
-    async def _try_lease(self, request: Request) -> L | None:
+    async def _tried(self, request: Request) -> L | None:
         grant = await self._try(request)
         return None if grant is None else self._lease_type(grant, self)
 
@@ -376,9 +366,6 @@ class Primitive(LeaseContext[L]):
     def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
         """Acquire for one task, which shares nothing."""
         return acquire(resource, request)
-
-    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[L]:
-        return self._hold_by(self.acquire if request is self._default else partial(self._acquire, request), on_lost)
 
 
 class PermitPrimitive(Primitive[Lease]):

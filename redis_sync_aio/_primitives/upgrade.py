@@ -12,7 +12,7 @@ from .._core.clock import now
 from .._core.keys import PermitKeys, upgrade_keys
 from .._engine.replies import Answer
 from .._leases.grant import Grant
-from .._leases.hold import Hold, OnLost
+from .._leases.hold import Acquiring, OnLost
 from .._leases.lease import Lease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.permit_grant import UpgradedGrant
@@ -32,7 +32,7 @@ class Upgrader:
         self._on_lost: OnLost = on_lost
         self._keys = upgrade_keys(keys)
 
-    def hold(self, reader: Lease, timeout: Seconds | None) -> Hold[Lease]:
+    def upgrade(self, reader: Lease, timeout: Seconds | None) -> Acquiring[Lease]:
         limit, lease = timeout_seconds(timeout), grant_of(reader)
 
         async def enter() -> Lease:
@@ -41,7 +41,7 @@ class Upgrader:
             assert upgraded is not None  # it raises where there is no grant
             return Lease(upgraded, self._read)
 
-        return Hold(enter, self._on_lost)
+        return Acquiring(enter(), self._on_lost)
 
     async def _upgraded(self, lease: Grant, limit: float | None) -> UpgradedGrant:
         self._check(lease, 1, "reader")

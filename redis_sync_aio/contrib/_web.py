@@ -19,7 +19,7 @@ from .._client.settings import Client
 from .._core.arguments import Seconds, count, is_async, permits, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
-from .._leases.hold import Face, Hold
+from .._leases.hold import Acquiring, Face
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
 from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable
@@ -209,7 +209,7 @@ class Holding:
         statuses: The statuses of these answers: that for a busy name first, that for a full queue if there may be one.
     """
 
-    make: Callable[[Coordinator, str], Hold[Lease]]
+    make: Callable[[Coordinator, str], Acquiring[Lease]]
     statuses: tuple[int, ...]
 
 
@@ -226,10 +226,10 @@ def lock_holding(template: str, timeout: Seconds | None, ttl: Seconds, max_waiti
     """Return what a handler with a lock asks for; raise TypeError or ValueError for a bad argument."""
     seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), most_waiting(max_waiting)
 
-    def make(sync: Coordinator, name: str) -> Hold[Lease]:
+    def make(sync: Coordinator, name: str) -> Acquiring[Lease]:
         lock = sync.lock(name, ttl=seconds, max_waiting=most)
         lock._pattern = template
-        return lock.hold(timeout=within)
+        return lock.acquire(timeout=within)
 
     return Holding(make, _statuses(status, most))
 
@@ -241,10 +241,10 @@ def permit_holding(
     seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), most_waiting(max_waiting)
     number = permits(limit, "limit")
 
-    def make(sync: Coordinator, name: str) -> Hold[Lease]:
+    def make(sync: Coordinator, name: str) -> Acquiring[Lease]:
         semaphore = sync.semaphore(name, limit=number, on_mismatch="keep", ttl=seconds, max_waiting=most)
         semaphore._pattern = template
-        return semaphore.hold(timeout=within)
+        return semaphore.acquire(timeout=within)
 
     return Holding(make, _statuses(status, most))
 
@@ -252,7 +252,7 @@ def permit_holding(
 # -- waiting -----------------------------------------------------------------------------------------------
 
 
-async def enter_unless_gone(hold: Hold[L], gone: Callable[[], Coroutine[Any, Any, None]]) -> L | None:
+async def enter_unless_gone(hold: Acquiring[L], gone: Callable[[], Coroutine[Any, Any, None]]) -> L | None:
     """Enter ``hold``, or return None, with nothing held or queued, if ``gone()`` returns before that.
 
     The hold is entered in the task that calls this, so a loss cancels that one. On cancellation nothing is held. What

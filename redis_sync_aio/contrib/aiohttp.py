@@ -26,7 +26,7 @@ from aiohttp import web
 from .._client.settings import Client
 from .._core import logs
 from .._core.arguments import Seconds, is_async, require_bool
-from .._leases.hold import Hold
+from .._leases.hold import Acquiring
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
 from ..errors import AcquireTimeout
@@ -132,7 +132,7 @@ def hold_lock(
         TypeError, ValueError: At the declaration: an argument is bad.
 
     A request raises HTTPBadRequest for a value that is missing or cannot be used, the errors of `AsyncLock.acquire`
-    before its handler is called, and those of `AsyncLock.hold` after it. The middleware
+    before its handler is called, and those of an ``async with`` after it. The middleware
     [`answer_errors`][redis_sync_aio.contrib.aiohttp.answer_errors] answers them.
 
     Example:
@@ -244,7 +244,7 @@ async def _name_of(request: web.Request, name: RequestName, values: Mapping[str,
 _SHOWN = {int: "a whole number", UUID: "a UUID", str: "text"}
 
 
-async def _entered(hold: Hold[Lease], holding: _web.Holding, request: web.Request, watched: bool) -> Lease | None:
+async def _entered(hold: Acquiring[Lease], holding: _web.Holding, request: web.Request, watched: bool) -> Lease | None:
     """Enter ``hold``; return None if the client has disconnected."""
 
     async def gone() -> None:

@@ -148,7 +148,7 @@ class Limit:
             return
         request, answer = _Request(receive), _Answer(scope, send, self._status, self._retry_after)
         semaphore = self._semaphore(scope)
-        hold = semaphore.hold(timeout=self._timeout)
+        hold = semaphore.acquire(timeout=self._timeout)
         try:
             if self._timeout == 0:
                 await hold.__aenter__()

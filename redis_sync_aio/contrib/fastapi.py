@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect
 
 from .._core import logs
 from .._core.arguments import Seconds, one_of, require_bool
-from .._leases.hold import Hold
+from .._leases.hold import Acquiring
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
 from ..errors import AcquireTimeout
@@ -127,9 +127,12 @@ class _LeaseDependency:
         self, *, connection_: HTTPConnection, sync_: Coordinator, **values: object
     ) -> AsyncIterator[Lease]:
         """Hold it: FastAPI calls this for each request."""
+        watched = connection_ if self._leave_when_gone and isinstance(connection_, Request) else None
+        if watched is not None:
+            await _read(watched)
         hold = self._hold_for(connection_, sync_, values)
         try:
-            lease = await self._entered(hold, connection_)
+            lease = await (hold.__aenter__() if watched is None else _entered(hold, watched))
         except AcquireTimeout as error:
             _web.remember_busy(error, self.holding)
             raise
@@ -137,7 +140,7 @@ class _LeaseDependency:
             stack.push_async_exit(hold)
             yield lease
 
-    def _hold_for(self, connection: HTTPConnection, sync: Coordinator, values: dict[str, object]) -> Hold[Lease]:
+    def _hold_for(self, connection: HTTPConnection, sync: Coordinator, values: dict[str, object]) -> Acquiring[Lease]:
         try:
             return self.holding.make(sync, self._name.of(values))
         except ValueError:  # all else was checked when it was declared
@@ -152,25 +155,29 @@ class _LeaseDependency:
             ]
             raise RequestValidationError(errors) from None
 
-    async def _entered(self, hold: Hold[Lease], connection: HTTPConnection) -> Lease:
-        if not self._leave_when_gone or not isinstance(connection, Request):
-            return await hold.__aenter__()
-        try:
-            await connection.body()  # kept for the endpoint; after it the server reports nothing but the disconnect
-        except ClientDisconnect:  # while it sent
-            raise HTTPException(_web.GONE, _web.GONE_TEXT) from None
-        except RuntimeError:
-            pass  # it was read as a form, or as a stream
-        receive = connection.receive
 
-        async def gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+async def _read(request: Request) -> None:
+    """Read the body of ``request``, which is kept for the endpoint: after it only a disconnect is reported."""
+    try:
+        await request.body()
+    except ClientDisconnect:  # while it sent
+        raise HTTPException(_web.GONE, _web.GONE_TEXT) from None
+    except RuntimeError:
+        pass  # it was read as a form, or as a stream
 
-        lease = await _web.enter_unless_gone(hold, gone)
-        if lease is None:
-            raise HTTPException(_web.GONE, _web.GONE_TEXT)
-        return lease
+
+async def _entered(hold: Acquiring[Lease], request: Request) -> Lease:
+    """Enter ``hold``, unless the client of ``request`` leaves before that."""
+    receive = request.receive
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    lease = await _web.enter_unless_gone(hold, gone)
+    if lease is None:
+        raise HTTPException(_web.GONE, _web.GONE_TEXT)
+    return lease
 
 
 def _callable(value: object, field: str) -> Callable[..., object]:
@@ -215,7 +222,7 @@ def hold_lock(
     Raises:
         TypeError, ValueError: At the declaration: an argument is bad.
 
-    A request raises the errors of `AsyncLock.acquire` before its endpoint is called, and those of `AsyncLock.hold`
+    A request raises the errors of `AsyncLock.acquire` before its endpoint is called, and those of an ``async with``
     after it. [`answer_errors`][redis_sync_aio.contrib.fastapi.answer_errors] answers both.
 
     Example:

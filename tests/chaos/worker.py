@@ -122,7 +122,7 @@ class Worker:
                     linger = 0.005 * job.share
                     lock = AsyncLock(sync, name, ttl=job.ttl, engine=job.engine, share=job.share, linger=linger)
                     for _ in range(1 + job.share):
-                        tasks.create_task(self.contend(name, lock.hold))
+                        tasks.create_task(self.contend(name, lock.acquire))
         for wrong in ledger.found():
             tell(worker=job.number, error=wrong)
         tell(worker=job.number, ended=True, sections=self.sections)

@@ -189,7 +189,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
 @pytest.mark.ci
 async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator) -> None:
     semaphore = sync.semaphore(NAME, limit=3, ttl=TTL)
-    async with semaphore.hold(2):
+    async with semaphore.acquire(2):
         assert command_process("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
         heavy = ["--limit", "3", "--weight", "2"]
         assert command("run", "-n", *heavy, NAME, "--", "true", REDIS_URL=server.url).returncode == 1
@@ -199,7 +199,7 @@ async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator)
 
 
 async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
-    async with sync.read_write_lock(NAME, ttl=TTL).read().hold():
+    async with sync.read_write_lock(NAME, ttl=TTL).read().acquire():
         assert command_process("run", "-n", "--shared", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
         assert command("run", "-n", "--exclusive", NAME, "--", "true", REDIS_URL=server.url).returncode == 1
 

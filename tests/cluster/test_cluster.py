@@ -111,7 +111,7 @@ async def test_every_primitive(nodes: Nodes, options: dict[str, Any]) -> None:
         for shard in EVERY_SHARD:
             name = nodes.name_at(shard)
             semaphore = AsyncSemaphore(sync, f"{{{name}}}:permits", limit=3)
-            async with semaphore.hold(weight=2):
+            async with semaphore.acquire(weight=2):
                 assert (await semaphore.statistics()).available == 1
             await semaphore.resize(5)
             shared = AsyncReadWriteLock(sync, f"{{{name}}}:rw")
@@ -259,7 +259,7 @@ async def test_one_of_the_first_nodes_is_no_cluster(nodes: Nodes) -> None:
         for good in (nodes.primaries[0], nodes.primaries[1]):
             startup = [ClusterNode(it.host, it.port or 0) for it in (plain, good)]
             client = RedisCluster(startup_nodes=startup)
-            async with AsyncLock(client, "a").hold(timeout=5):
+            async with AsyncLock(client, "a").acquire(timeout=5):
                 pass
             await client.aclose()
 
@@ -270,7 +270,7 @@ async def test_a_node_without_slots(nodes: Nodes) -> None:
     with EmbeddedServer(port=0, args=("--cluster-enabled", "yes")) as lone:
         for startup in ([lone, good], [good, lone]):
             client = RedisCluster(startup_nodes=[ClusterNode(it.host, it.port or 0) for it in startup])
-            async with AsyncLock(client, "a").hold(timeout=5):
+            async with AsyncLock(client, "a").acquire(timeout=5):
                 pass
             await client.aclose()
         client = RedisCluster(host=lone.host, port=lone.port or 0)

@@ -106,7 +106,7 @@ async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None
         new = await stack.enter_async_context(cluster())
         await old.aclose()
         target[0] = new.primaries[0]
-        async with sync.lock("x").hold(timeout=10):
+        async with sync.lock("x").acquire(timeout=10):
             assert sync.connection_error is None
 
 

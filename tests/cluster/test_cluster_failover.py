@@ -43,14 +43,14 @@ async def test_p6_d8_a_shard_stands_still(nodes: Nodes, push: str) -> None:
             with pytest.raises((Unreachable, AcquireTimeout)):
                 await AsyncLock(sync, nodes.name_at(0, "else")).acquire(timeout=3)
             assert time.monotonic() - begun < 10
-            async with others.hold(timeout=5):
+            async with others.acquire(timeout=5):
                 pass
             with pytest.raises(LeaseLost, match="could not be reached"):
                 await lost
         finally:
             nodes.primaries[0].resume()
         await nodes.healthy()
-        async with lock.hold(timeout=20):
+        async with lock.acquire(timeout=20):
             pass
 
 
@@ -105,7 +105,7 @@ def test_a9_two_loops_in_turn() -> None:
         client, name = nodes.client(), nodes.name_at(0)
 
         async def use() -> None:
-            async with AsyncLock(client, name).hold(timeout=9):
+            async with AsyncLock(client, name).acquire(timeout=9):
                 pass
 
         async def fail_over() -> None:
@@ -156,7 +156,7 @@ async def test_d6_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
         await nodes.say(nodes.replicas[0], "CLUSTER", "FAILOVER")
         replica = await nodes.promoted(nodes.primaries[0])
-        async with sync.lock(name).hold(timeout=9):
+        async with sync.lock(name).acquire(timeout=9):
             assert sync.connections == 2
 
         introduced, go_on = asyncio.Event(), asyncio.Event()

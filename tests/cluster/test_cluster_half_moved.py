@@ -186,7 +186,7 @@ async def test_p6_an_upgraded_reader_writes_on_and_is_downgraded(nodes: Nodes, e
                 await renewed(reading, 1)
             finally:
                 await nodes.end_move(slot, a, b)
-            async with side(other, name, engine, BRIEF).read().hold(timeout=10):
+            async with side(other, name, engine, BRIEF).read().acquire(timeout=10):
                 reading.check()
 
 

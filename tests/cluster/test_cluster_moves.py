@@ -42,7 +42,7 @@ async def test_p1_p2_p8_d7_contention_while_the_slot_moves(nodes: Nodes, way: st
     async def work(sync: Coordinator) -> None:
         nonlocal inside
         while not over:
-            async with AsyncLock(sync, name, ttl=10, share=share).hold(timeout=60) as lease:
+            async with AsyncLock(sync, name, ttl=10, share=share).acquire(timeout=60) as lease:
                 inside += 1
                 assert inside == 1
                 grants.append(lease.fence)
@@ -123,7 +123,7 @@ async def test_p4_p5_a_slot_on_its_way(nodes: Nodes) -> None:
             return not any([await nodes.say(c, "EXISTS", key) for key in (name, f"{{{name}}}:queue")])
 
         await wait_until(nothing_left, FAST, timeout=15)
-        async with AsyncLock(other, name).hold(timeout=5):
+        async with AsyncLock(other, name).acquire(timeout=5):
             pass
 
 
@@ -277,7 +277,7 @@ async def test_p3_a_node_that_is_cut_off_is_not_asked_forever(mode: str) -> None
         for node in (b, c):
             await nodes.say(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])
         await nodes.say(a, "CLUSTER", "DELSLOTS", slot)
-        async with sync.lock(name).hold(timeout=30):
+        async with sync.lock(name).acquire(timeout=30):
             assert await nodes.say(b, "EXISTS", name) == 1
 
         async def write(tx: Transaction) -> None:

@@ -35,7 +35,7 @@ async def use(sync: Coordinator, way: str, name: str) -> None:
 
         await transaction(sync, write, name, timeout=10)
     else:
-        async with sync.lock(name).hold(timeout=10):
+        async with sync.lock(name).acquire(timeout=10):
             pass
 
 

@@ -101,7 +101,7 @@ async def whole_body(arena: Arena) -> None:
 
 async def whole_body_by_hand_over(arena: Arena) -> None:
     await arena.hold()
-    async with arena.lock.hold(timeout=20) as lease:
+    async with arena.lock.acquire(timeout=20) as lease:
         await lease.extend(20)
 
 

@@ -176,7 +176,7 @@ async def test_a_second_crash_in_the_middle_resumes(lock: AsyncRobustLock, redis
 
 async def test_a_step_that_failed_stays_also_after_a_release(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     shop.broken.add(2)
-    hold = lock.hold()
+    hold = lock.acquire()
     first = await hold.__aenter__()
     undo = Compensation(first, shop.steps)
     error = KeyError("mine")

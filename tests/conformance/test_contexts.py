@@ -68,7 +68,7 @@ async def held(lock: Exclusive) -> AsyncIterator[Lease]:
 async def held_and_lost(lock: Exclusive) -> AsyncIterator[Lease]:
     """A lease that the test loses: the tear-down says so."""
     with pytest.raises(LeaseLost):
-        async with lock.hold() as lease:
+        async with lock.acquire() as lease:
             yield lease
 
 
@@ -91,7 +91,7 @@ async def test_p7_lease_of_a_fixture_is_lost(held_and_lost: Lease) -> None:
 @pytest.mark.parametrize("way_in", ["lock", "hold"])
 async def test_p7_exit_stack_closed_in_another_task(lock: Exclusive, way_in: str) -> None:
     stack = AsyncExitStack()
-    lease = await stack.enter_async_context(lock if way_in == "lock" else lock.hold())
+    lease = await stack.enter_async_context(lock if way_in == "lock" else lock.acquire())
     await in_other_task(stack.aclose)
     assert await holder(lock) is None
     with pytest.raises(NotHeld):
@@ -117,7 +117,7 @@ async def test_p7_cancelled_where_it_is_left_and_lost(lock: Exclusive) -> None:
     stack = AsyncExitStack()
 
     async def enter() -> None:
-        await stack.enter_async_context(lock.hold())
+        await stack.enter_async_context(lock.acquire())
         entered.set()
         await for_ever()
 
@@ -199,7 +199,7 @@ async def test_p1_one_object_shared_by_many_tasks(lock: Exclusive) -> None:
     assert len(fences) == 30
     assert fences == sorted(set(fences))
     assert await holder(lock) is None
-    assert lock._holds == {}
+    assert lock._bodies == {}
 
 
 @pytest.mark.parametrize("first_out", ["loser", "holder"])
@@ -255,7 +255,7 @@ async def test_p1_left_by_a_stranger_nothing_is_ended(kind: Kind, lock: Exclusiv
 
     async def hold() -> Lease:
         async with lock as lease:
-            with pytest.raises(RuntimeError, match=r"hold\(\)"):
+            with pytest.raises(RuntimeError, match=r"enter acquire\(\)"):
                 await asyncio.create_task(stack.aclose())
             assert await holder(lock) == lease.token
             return lease
@@ -268,7 +268,7 @@ async def test_p1_left_by_a_stranger_nothing_is_ended(kind: Kind, lock: Exclusiv
 
 
 async def test_hold_is_used_once(lock: Exclusive) -> None:
-    hold = lock.hold()
+    hold = lock.acquire()
     async with hold:
         with pytest.raises(RuntimeError):
             await hold.__aenter__()
@@ -284,7 +284,7 @@ async def test_e6_a_task_that_acquires_twice_without_a_body_times_out(lock: Excl
     with pytest.raises(AcquireTimeout):
         await lock.acquire(timeout=0.03)
     with pytest.raises(AcquireTimeout):
-        async with lock.hold(timeout=0):
+        async with lock.acquire(timeout=0):
             pass
     assert await lock.try_acquire() is None
     lease.check()

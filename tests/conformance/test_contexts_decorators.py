@@ -202,7 +202,7 @@ async def test_only_a_busy_lock_is_a_reason_to_skip(sync: Coordinator, redis: Re
     """The timeout of another lock inside the function comes out; so does one that means that Redis did not answer."""
 
     async def within() -> bool:
-        async with sync.lock("inner").hold(timeout=0):
+        async with sync.lock("inner").acquire(timeout=0):
             return True
 
     report = synchronized(sync, NAME, timeout=60, on_busy="skip")(within)

@@ -40,7 +40,7 @@ async def test_an_exit_without_an_entry(sync: Coordinator, make: str) -> None:
 
 
 async def test_the_bodys_error_comes_first(sync: Coordinator) -> None:
-    for exits in (sync.lock("job"), sync.lock("job").hold()):
+    for exits in (sync.lock("job"), sync.lock("job").acquire()):
 
         async def body(exits: Any = exits) -> None:
             async with AsyncExitStack() as stack:
@@ -52,10 +52,10 @@ async def test_the_bodys_error_comes_first(sync: Coordinator) -> None:
         assert "was not entered" in caught.value.__notes__[0]
 
 
-async def test_an_exit_of_a_hold_without_an_entry(sync: Coordinator) -> None:
-    with pytest.raises(NotHeld, match=r"this hold\(\) was not entered"):
+async def test_an_exit_of_an_acquisition_without_an_entry(sync: Coordinator) -> None:
+    with pytest.raises(NotHeld, match="this acquisition was not entered"):
         async with AsyncExitStack() as stack:
-            stack.push_async_exit(sync.lock("job").hold())
+            stack.push_async_exit(sync.lock("job").acquire())
 
 
 async def test_what_it_says_to_do(sync: Coordinator) -> None:

@@ -46,7 +46,7 @@ USES: dict[str, Callable[[Exclusive], Awaitable[object]]] = {
     "acquire": lambda lock: lock.acquire(),
     "acquire-timeout": lambda lock: lock.acquire(timeout=1),
     "try_acquire": lambda lock: lock.try_acquire(),
-    "hold": lambda lock: lock.hold().__aenter__(),
+    "hold": lambda lock: lock.acquire().__aenter__(),
     "lock": lambda lock: lock.__aenter__(),
     "release": lambda lock: lock.release(),
     "release-identity": lambda lock: lock.release(identity="worker-7"),
@@ -66,7 +66,7 @@ async def waiting_and_holding(kind: Kind, sync: Coordinator) -> tuple[asyncio.Ta
             running.set()
             await for_ever()
 
-        return await lost_in(lock.hold(), body)
+        return await lost_in(lock.acquire(), body)
 
     async def wait(timeout: float | None) -> object:
         return await lock.acquire(timeout=timeout)
@@ -170,7 +170,7 @@ async def test_p12_leases_after_close(kind: Kind, sync: Coordinator) -> None:
 
 async def test_p7_close_inside_the_body(kind: Kind, sync: Coordinator, observer: Redis) -> None:
     """P7: the body that closes is cancelled itself, when the closing is done, and nothing is left in its task."""
-    lease, error = await lost_in(kind.make(sync, NAME).hold(), lambda _: sync.close())
+    lease, error = await lost_in(kind.make(sync, NAME).acquire(), lambda _: sync.close())
     assert error.reason == "closed"
     assert not await kind.held(observer, NAME)
     assert lease.lost.is_set()
@@ -279,7 +279,7 @@ async def test_e4_client_of_an_implicit_coordinator_closed(kind: Kind, redis: Re
         running.set()
         await for_ever()
 
-    losing = asyncio.create_task(lost_in(lock.hold(), body))
+    losing = asyncio.create_task(lost_in(lock.acquire(), body))
     await running.wait()
     waiting = asyncio.create_task(lock.acquire())
     await wait_until(waits(lock), FAST, timeout=5)

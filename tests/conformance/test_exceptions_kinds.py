@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import pytest
 from redis.asyncio import Redis
@@ -22,26 +22,25 @@ from . import test_exceptions as suite
 class Nested:
     """A reentrant lock whose body is inside another body of the same task."""
 
-    def __init__(self, sync: Coordinator) -> None:
-        self._lock = AsyncReentrantLock(sync, suite.NAME)
+    def __init__(self, sync: Coordinator, on_lost: OnLost) -> None:
+        self._lock = AsyncReentrantLock(sync, suite.NAME, on_lost=on_lost)
 
     @asynccontextmanager
-    async def hold(self, *, on_lost: OnLost) -> AsyncIterator[Lease]:
-        async with self._lock.hold(on_lost=on_lost), self._lock.hold(on_lost=on_lost) as inner:
+    async def acquire(self) -> AsyncIterator[Lease]:
+        async with self._lock.acquire(), self._lock.acquire() as inner:
             yield inner
 
 
-class Holds(Protocol):
-    @property
-    def hold(self) -> Callable[..., object]: ...
+Build: TypeAlias = Callable[[Coordinator, OnLost], object]
 
-
-KINDS: dict[str, Callable[[Coordinator], Holds]] = {
-    "reentrant": lambda sync: AsyncReentrantLock(sync, suite.NAME),
+KINDS: dict[str, Build] = {
+    "reentrant": lambda sync, on_lost: AsyncReentrantLock(sync, suite.NAME, on_lost=on_lost),
     "nested": Nested,
-    "multi": lambda sync: AsyncMultiLock(sync, ["other-1", suite.NAME, "other-2"]),
-    "redlock": lambda sync: AsyncRedlock([sync], suite.NAME),
-    "multi in one slot": lambda sync: AsyncMultiLock(sync, [f"{{{suite.NAME}}}:other", suite.NAME]),
+    "multi": lambda sync, on_lost: AsyncMultiLock(sync, ["other-1", suite.NAME, "other-2"], on_lost=on_lost),
+    "redlock": lambda sync, on_lost: AsyncRedlock([sync], suite.NAME, on_lost=on_lost),
+    "multi in one slot": lambda sync, on_lost: AsyncMultiLock(
+        sync, [f"{{{suite.NAME}}}:other", suite.NAME], on_lost=on_lost
+    ),
 }
 
 
@@ -49,13 +48,13 @@ KINDS: dict[str, Callable[[Coordinator], Holds]] = {
 class StandsOnLocks(LockKind):
     """One of those, in the place of the lock that it stands on."""
 
-    build: Callable[[Coordinator], Holds] | None = None
+    build: Build | None = None
 
     def make(self, sync: Coordinator | Redis, name: str | bytes, **options: Any) -> AsyncLock:
         assert name == suite.NAME
         assert self.build is not None
         assert isinstance(sync, Coordinator)
-        return cast(AsyncLock, self.build(sync))
+        return cast(AsyncLock, self.build(sync, options["on_lost"]))
 
 
 @pytest.mark.parametrize("way", ["link"], indirect=True)

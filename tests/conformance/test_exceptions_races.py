@@ -52,7 +52,7 @@ async def test_p7_a_loss_in_the_turn_of_a_scopes_cancellation(
     scope, lost = anyio.CancelScope(), False
     try:
         with scope:
-            async with kind.make(sync, NAME).hold() as lease:
+            async with kind.make(sync, NAME).acquire() as lease:
 
                 def both() -> None:
                     if not loss_first:
@@ -81,7 +81,7 @@ async def test_p7_loss_and_cancel(
 
     async def holding() -> None:
         try:
-            async with kind.make(sync, NAME).hold() as lease:
+            async with kind.make(sync, NAME).acquire() as lease:
                 actions = [(lose_after, lambda: lease._grant.lose("taken")), (cancel_after, lambda: task.cancel())]
                 for turns, action in reversed(actions) if cancel_first else actions:
                     later(turns, action)
@@ -110,7 +110,7 @@ async def test_p7_loss_and_cancel(
 async def test_p7_loss_and_anyio_scope(kind: Kind, sync: Coordinator, scope_first: bool, turns: int) -> None:
     """P7: whichever is first, the scope keeps its own cancellation and nothing of either is left in the task."""
     with suppress(LeaseLost), anyio.move_on_after(60) as scope:
-        async with kind.make(sync, NAME).hold() as lease:
+        async with kind.make(sync, NAME).acquire() as lease:
             first, second = scope.cancel, lambda: lease._grant.lose("taken")
             later(0, first if scope_first else second)
             later(turns, second if scope_first else first)
@@ -124,7 +124,7 @@ async def test_p7_loss_and_anyio_scope(kind: Kind, sync: Coordinator, scope_firs
 async def test_p7_loss_and_timeout(kind: Kind, sync: Coordinator, timeout_first: bool, turns: int) -> None:
     """P7: TimeoutError if the timeout came first or in the same turn, LeaseLost if it came later."""
     with pytest.raises((TimeoutError, LeaseLost)) as caught:  # noqa: PT012
-        async with asyncio.timeout(60) as timeout, kind.make(sync, NAME).hold() as lease:
+        async with asyncio.timeout(60) as timeout, kind.make(sync, NAME).acquire() as lease:
             later(turns + 1 if timeout_first else 0, lambda: lease._grant.lose("taken"))
             # reschedule() takes a turn of its own
             later(0 if timeout_first else turns, lambda: timeout.reschedule(0))
@@ -141,7 +141,7 @@ async def test_p7_loss_after_a_swallowed_cancellation(kind: Kind, sync: Coordina
             this_task().cancel()
             await asyncio.sleep(0)
         with pytest.raises(LeaseLost):  # noqa: PT012
-            async with kind.make(sync, NAME).hold() as lease:
+            async with kind.make(sync, NAME).acquire() as lease:
                 later(0, lambda: lease._grant.lose("taken"))
                 await for_ever()
         assert this_task().cancelling() == 1
@@ -164,7 +164,7 @@ async def test_p7_cancelled_error_of_the_body(kind: Kind, sync: Coordinator, red
 async def test_p7_loss_of_two_nested_holds(kind: Kind, sync: Coordinator) -> None:
     """P7: both lost in one turn: one LeaseLost leaves, and nothing is left in the task."""
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
-        async with kind.make(sync, NAME).hold() as outer, kind.make(sync, NAME + "2").hold() as inner:
+        async with kind.make(sync, NAME).acquire() as outer, kind.make(sync, NAME + "2").acquire() as inner:
             later(0, lambda: outer._grant.lose("taken"))
             later(0, lambda: inner._grant.lose("expired"))
             await for_ever()
@@ -176,7 +176,7 @@ async def test_p7_loss_of_two_nested_holds(kind: Kind, sync: Coordinator) -> Non
 async def test_p7_loss_of_one_of_two_nested_holds(kind: Kind, sync: Coordinator, redis: Redis, which: str) -> None:
     """P7: the loss of one leaves both; the other lock is released."""
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
-        async with kind.make(sync, NAME).hold() as outer, kind.make(sync, NAME + "2").hold() as inner:
+        async with kind.make(sync, NAME).acquire() as outer, kind.make(sync, NAME + "2").acquire() as inner:
             lost = outer if which == "outer" else inner
             later(0, lambda: lost._grant.lose("taken"))
             await for_ever()
@@ -263,7 +263,7 @@ async def test_p7_loss_meets_a_timeout_of_the_body(
                     await for_ever()
         await asyncio.sleep(0)
 
-    await lost_in(kind.make(sync, NAME).hold(), body)
+    await lost_in(kind.make(sync, NAME).acquire(), body)
 
 
 # -- a cancellation that meets the release -----------------------------------------------------------------

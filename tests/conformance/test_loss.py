@@ -291,7 +291,7 @@ async def test_a_loss_is_only_an_event_if_wanted(kind: Kind, sync: Coordinator, 
         assert lease.lost.is_set()
         await assert_undisturbed()
 
-    lease, error = await lost_in(kind.make(sync, NAME, ttl=0.4).hold(on_lost="event"), body)
+    lease, error = await lost_in(kind.make(sync, NAME, ttl=0.4, on_lost="event").acquire(), body)
     assert error.reason == kind.taken
     await assert_lost(kind, lease, kind.taken, redis)
 

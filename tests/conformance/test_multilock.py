@@ -72,7 +72,7 @@ async def test_p1_none_if_one_is_taken(
             await (await single.acquire(timeout=5)).release()
     holder.check()
     await holder.release()
-    async with lock.hold(timeout=5):
+    async with lock.acquire(timeout=5):
         pass
     assert await all_free(lock)
 
@@ -149,7 +149,7 @@ async def test_p1_abba(sync: Coordinator, other: Coordinator, names: tuple[str, 
     async def transfer(coordinator: Coordinator, order: list[str]) -> None:
         nonlocal count
         for _ in range(10):
-            async with AsyncMultiLock(coordinator, order).hold(timeout=30):
+            async with AsyncMultiLock(coordinator, order).acquire(timeout=30):
                 before = count
                 await asyncio.sleep(0)
                 count = before + 1
@@ -172,7 +172,7 @@ async def test_p1_random_orders_of_random_names(sync: Coordinator, other: Coordi
         nonlocal done
         single = len(wanted) == 1
         made = AsyncLock(coordinator, wanted[0]) if single else AsyncMultiLock(coordinator, wanted)
-        async with made.hold(timeout=40):
+        async with made.acquire(timeout=40):
             assert not inside.intersection(wanted)
             inside.update(wanted)
             await asyncio.sleep(0)
@@ -234,7 +234,7 @@ async def test_release_by_the_lock(lock: AsyncMultiLock, sync: Coordinator, name
 
 async def test_entered_and_left_in_different_tasks(lock: AsyncMultiLock) -> None:
     stack = AsyncExitStack()
-    for way_in in (lock, lock.hold()):
+    for way_in in (lock, lock.acquire()):
         lease: Any = await stack.enter_async_context(way_in)
         assert isinstance(lease, MultiLease)
         await asyncio.create_task(stack.aclose())
@@ -262,7 +262,7 @@ async def test_one_object_shared_by_many_tasks(lock: AsyncMultiLock) -> None:
 
 
 async def test_extended_as_a_whole(lock: AsyncMultiLock, redis: Redis, names: tuple[str, ...]) -> None:
-    async with lock.hold(ttl=5) as lease:
+    async with lock.acquire(ttl=5) as lease:
         await lease.extend(60)
         assert 50 < lease.remaining() <= 60
         for name in names:
@@ -308,7 +308,7 @@ async def test_e1_e2_bad_arguments_fail_at_the_call(sync: Coordinator, redis: Re
         for option in ("timeout", "ttl", "on_lost"):
             options: dict[str, Any] = {option: value}
             with pytest.raises((TypeError, ValueError)):
-                lock.hold(**options)
+                lock.acquire(**options)
         with pytest.raises((TypeError, ValueError)):
             AsyncMultiLock(sync, ["a"], ttl=value)
     assert await redis.keys() == []

@@ -150,7 +150,7 @@ async def test_p6_one_is_lost_while_the_others_are_still_under_way(
     assert await lock.try_acquire() is None
     await wait_until(lambda: all_free(lock), FAST, timeout=5)
     losses = 0
-    async with lock.hold(timeout=5) as lease:
+    async with lock.acquire(timeout=5) as lease:
         lease.check()
         assert None not in await holders(lock)
     assert losses >= 1
@@ -246,7 +246,7 @@ async def test_p5_cancelled_anywhere(
     async def operation() -> None:
         if contended is not None:
             await arena.hold(contended)
-        async with lock.hold(timeout=20) as lease:
+        async with lock.acquire(timeout=20) as lease:
             assert isinstance(lease, MultiLease)
             await lease.extend(20)
 

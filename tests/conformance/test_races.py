@@ -244,7 +244,7 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
     ended = {"cancelled": 0, "timed out": 0}
 
     async def section(name: str, timeout: float | None) -> None:
-        async with kind.make(sync, name, ttl=10).hold(timeout=timeout):
+        async with kind.make(sync, name, ttl=10).acquire(timeout=timeout):
             before = counter[name]
             await turns(chance.randrange(3))
             counter[name] = before + 1

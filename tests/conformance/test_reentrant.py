@@ -80,7 +80,7 @@ def queued(lock: AsyncLock | AsyncReentrantLock, count: int) -> Callable[[], Awa
 async def test_p1_p9_the_same_task_acquires_again_without_a_command(lock: AsyncReentrantLock, redis: Redis) -> None:
     async with lock as outer:
         before = await scripts_run(redis)
-        async with lock as middle, lock.hold(timeout=0) as inner:
+        async with lock as middle, lock.acquire(timeout=0) as inner:
             assert await lock.try_acquire() is not None
             assert lock.depth() == 4
             assert await scripts_run(redis) == before
@@ -101,7 +101,7 @@ async def test_p1_any_object_of_that_name_and_coordinator_is_the_same_lock(sync:
     """Helpers that make their own lock object do not wait for their caller."""
 
     async def helper(depth: int) -> int:
-        async with AsyncReentrantLock(sync, NAME if depth % 2 else NAME.encode()).hold(timeout=5) as lease:
+        async with AsyncReentrantLock(sync, NAME if depth % 2 else NAME.encode()).acquire(timeout=5) as lease:
             return lease.fence if depth == 0 else await helper(depth - 1)
 
     async with AsyncReentrantLock(sync, NAME) as lease:
@@ -140,7 +140,7 @@ async def test_p1_only_one_task_is_inside_at_a_time(lock: AsyncReentrantLock, ri
 
     async def section(depth: int) -> None:
         nonlocal count
-        async with lock.hold(timeout=20):
+        async with lock.acquire(timeout=20):
             inside.append(asyncio.current_task())
             await asyncio.sleep(0)
             assert set(inside) == {asyncio.current_task()}
@@ -150,7 +150,7 @@ async def test_p1_only_one_task_is_inside_at_a_time(lock: AsyncReentrantLock, ri
             inside.pop()
 
     async def stranger() -> None:
-        async with rival.hold(timeout=20):
+        async with rival.acquire(timeout=20):
             assert not inside
 
     async with asyncio.TaskGroup() as group:
@@ -178,7 +178,7 @@ async def test_p2_an_owner_that_released_all_waits_behind_the_others(
 
 @pytest.mark.parametrize("owner", ["request-7", ("a", 1), 0, False])
 async def test_p1_a_named_owner_may_be_many_tasks(lock: AsyncReentrantLock, owner: object) -> None:
-    async with lock.hold(identity=owner) as outer:
+    async with lock.acquire(identity=owner) as outer:
         assert lock.depth() == 0, "the task itself is another owner"
         inner = await elsewhere(lambda: lock.acquire(timeout=0, identity=owner))
         assert inner.fence == outer.fence
@@ -195,7 +195,7 @@ async def test_p1_a_child_that_is_asked_to_shares_with_its_parent(lock: AsyncRee
     async with lock as lease:
 
         async def child() -> int:
-            async with lock.hold(timeout=0, identity=parent) as inner:
+            async with lock.acquire(timeout=0, identity=parent) as inner:
                 return inner.fence
 
         assert list(await asyncio.gather(child(), child())) == [lease.fence, lease.fence]
@@ -204,12 +204,12 @@ async def test_p1_a_child_that_is_asked_to_shares_with_its_parent(lock: AsyncRee
 
 async def test_p1_coordinators_are_different_owners(sync: Coordinator, redis: Redis) -> None:
     """Two coordinators are two processes, as far as a lock is concerned."""
-    async with Coordinator(redis) as other, AsyncReentrantLock(sync, NAME).hold(identity="x"):
+    async with Coordinator(redis) as other, AsyncReentrantLock(sync, NAME).acquire(identity="x"):
         assert await AsyncReentrantLock(other, NAME).try_acquire(identity="x") is None
 
 
 async def test_an_implicit_coordinator_serves_all_lock_objects(client: Redis) -> None:
-    async with AsyncReentrantLock(client, NAME) as outer, AsyncReentrantLock(client, NAME).hold(timeout=0) as inner:
+    async with AsyncReentrantLock(client, NAME) as outer, AsyncReentrantLock(client, NAME).acquire(timeout=0) as inner:
         assert inner.fence == outer.fence
 
 
@@ -257,7 +257,7 @@ async def test_leases_nobody_refers_to_still_count(lock: AsyncReentrantLock, riv
 async def test_a_section_left_by_an_exit_stack_in_another_task(lock: AsyncReentrantLock) -> None:
     stack = AsyncExitStack()
     await stack.enter_async_context(lock)
-    await stack.enter_async_context(lock.hold())
+    await stack.enter_async_context(lock.acquire())
     await elsewhere(stack.aclose)
     assert not await lock.locked()
     assert lock.depth() == 0
@@ -266,19 +266,19 @@ async def test_a_section_left_by_an_exit_stack_in_another_task(lock: AsyncReentr
 @pytest_asyncio.fixture
 async def held(lock: AsyncReentrantLock) -> AsyncIterator[Lease]:
     """Held during a test, by an owner that the test knows: set-up, test and tear-down are different tasks."""
-    async with lock.hold(identity="fixture") as lease:
+    async with lock.acquire(identity="fixture") as lease:
         yield lease
     assert not await lock.locked()
 
 
 async def test_a_fixture_and_its_test_share_a_named_owner(held: Lease, lock: AsyncReentrantLock) -> None:
     assert await lock.try_acquire() is None
-    async with lock.hold(timeout=0, identity="fixture") as lease:
+    async with lock.acquire(timeout=0, identity="fixture") as lease:
         assert lease.fence == held.fence
 
 
 async def test_extending_any_lease_extends_all(lock: AsyncReentrantLock, redis: Redis) -> None:
-    async with lock.hold(ttl=5) as outer:
+    async with lock.acquire(ttl=5) as outer:
         async with lock as inner:
             await inner.extend(60)
             assert 50 < inner.remaining() <= 60
@@ -316,7 +316,7 @@ async def test_p12_nothing_is_kept_of_a_task(lock: AsyncReentrantLock) -> None:
         return len([key for key in lease_groups if isinstance(key, tuple) and key[-1] == weakref.ref(task)])
 
     async def section() -> None:
-        async with lock.hold(timeout=20), lock:
+        async with lock.acquire(timeout=20), lock:
             assert mine() == 1
         assert mine() == 0
 
@@ -367,13 +367,13 @@ async def test_e1_e2_bad_arguments_fail_at_the_call(lock: AsyncReentrantLock, re
             with pytest.raises((TypeError, ValueError)):
                 await lock.try_acquire(ttl=value)
             with pytest.raises((TypeError, ValueError)):
-                lock.hold(ttl=value)
+                lock.acquire(ttl=value)
     unhashable: Any = []
     wrong: Any = "never"
     wrongs: list[dict[str, Any]] = [{"owner": unhashable}, {"on_lost": wrong}, {"timeout": -1}]
     for options in wrongs:
         with pytest.raises((TypeError, ValueError)):
-            lock.hold(**options)
+            lock.acquire(**options)
     with pytest.raises(TypeError):
         await lock.acquire(identity=unhashable)
     names: list[Any] = ["", "x" * 9000, None, 7]

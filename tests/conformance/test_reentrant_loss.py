@@ -99,7 +99,7 @@ async def test_p6_an_acquisition_does_not_count_on_a_dead_lease(sync: Coordinato
         inner = await lock.acquire()
         await redis.delete(NAME)
         await asyncio.wait_for(inner.lost.wait(), 5)
-        asks: list[Callable[[], Awaitable[object]]] = [lock.acquire, lock.try_acquire, lock.hold().__aenter__]
+        asks: list[Callable[[], Awaitable[object]]] = [lock.acquire, lock.try_acquire, lock.acquire().__aenter__]
         for ask in (*asks, inner.release, lock.release):
             with pytest.raises(LeaseLost):
                 await ask()
@@ -130,7 +130,7 @@ async def test_p6_lost_in_the_very_turn_of_its_grant(
     assert caught.value.reason == "taken"
     assert lock.depth() == 0
     await redis.delete(NAME)
-    async with lock.hold(timeout=5):
+    async with lock.acquire(timeout=5):
         assert lock.depth() == 1
 
 
@@ -169,7 +169,7 @@ async def test_p6_a_loss_cancels_every_task_that_is_inside(sync: Coordinator, re
     inside = asyncio.Semaphore(0)
 
     async def task() -> None:
-        async with lock.hold(identity="job"), lock.hold(identity="job"):
+        async with lock.acquire(identity="job"), lock.acquire(identity="job"):
             inside.release()
             await for_ever()
 
@@ -181,14 +181,15 @@ async def test_p6_a_loss_cancels_every_task_that_is_inside(sync: Coordinator, re
         await asyncio.wait(tasks, timeout=5)
         assert [type(one.exception()) for one in tasks] == [LeaseLost] * 3
 
-    await lost_in(lock.hold(identity="job", on_lost="event"), body)
+    watched = AsyncReentrantLock(sync, NAME, ttl=TTL, on_lost="event")
+    await lost_in(watched.acquire(identity="job"), body)
 
 
 @pytest.mark.timing
 async def test_p6_the_outer_body_ended_first(sync: Coordinator, redis: Redis) -> None:
     """Then the next one is the outermost."""
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
-    outer, inner = lock.hold(), lock.hold()
+    outer, inner = lock.acquire(), lock.acquire()
     await outer.__aenter__()
 
     async def body(_: Lease) -> None:
@@ -247,7 +248,7 @@ async def test_p5_acquired_again_while_the_release_is_under_way(lock: AsyncReent
     releasing = asyncio.create_task(lease.release())
     await asyncio.sleep(0)
     releasing.cancel()
-    async with lock.hold(timeout=5) as again:
+    async with lock.acquire(timeout=5) as again:
         assert again.fence > lease.fence
         assert await redis.get(NAME) == again.token.encode()
         assert lock.depth() == 1
@@ -270,7 +271,7 @@ async def test_p5_cancelled_anywhere(sync: Coordinator, redis: Redis, contended:
         async def operation() -> None:
             if contended:
                 await arena.hold()
-            async with lock.hold(timeout=20) as lease:
+            async with lock.acquire(timeout=20) as lease:
                 async with lock:
                     await asyncio.sleep(0)
                     await lease.extend(20)

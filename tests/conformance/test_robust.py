@@ -215,7 +215,7 @@ async def test_decorators_and_holds_adopt_and_release(lock: AsyncRobustLock, red
     await work()
     assert is_of(found[0], first)
     assert found[1] is None
-    async with lock.hold(timeout=15, ttl=5) as lease:
+    async with lock.acquire(timeout=15, ttl=5) as lease:
         await lease.record({"a": 1})
     assert not await redis.exists(RECORD)
 

@@ -79,7 +79,7 @@ async def test_p1_never_more_than_the_limit(sync: Coordinator, other: Coordinato
         sem = semaphore(sync if number % 2 else other, limit)
         for turn in range(4):
             weight = 1 + (number + turn) % 3
-            async with sem.hold(weight, timeout=20) as lease:
+            async with sem.acquire(weight, timeout=20) as lease:
                 assert lease.weight == weight
                 inside += weight
                 peak = max(peak, inside)
@@ -144,7 +144,7 @@ async def test_p2_grants_follow_arrival_whatever_their_weights(sync: Coordinator
     fences: dict[int, int] = {}
 
     async def use(number: int, one: AsyncSemaphore, weight: int) -> None:
-        async with one.hold(weight) as lease:
+        async with one.acquire(weight) as lease:
             fences[number] = lease.fence
 
     weights = (1, 3, 1, 1, 2, 1, 3, 2, 2, 1)
@@ -256,7 +256,7 @@ async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinat
 async def test_a_timeout_says_how_many_of_how_many(sync: Coordinator, other: Coordinator, share: bool) -> None:
     expected = {3: "did not have 2 of its 3 permits free", None: "did not have 2 of its permits free"}
     sems = [semaphore(sync, limit, share=share) for limit in expected]
-    async with semaphore(other, 3).hold(2):
+    async with semaphore(other, 3).acquire(2):
         errors = await asyncio.gather(*(sem.acquire(2, timeout=2) for sem in sems), return_exceptions=True)
     for error, words in zip(errors, expected.values(), strict=True):
         assert isinstance(error, AcquireTimeout)
@@ -267,16 +267,16 @@ async def test_a_timeout_says_how_many_of_how_many(sync: Coordinator, other: Coo
 async def test_another_limit_is_refused_and_changes_nothing(sync: Coordinator, other: Coordinator) -> None:
     """The error names both limits. Who came first is not disturbed, nor is who takes the server's."""
     first, second, third = semaphore(sync, 3), semaphore(other, 5), semaphore(other, None)
-    async with first.hold(2):
+    async with first.acquire(2):
         for use in (second.acquire, second.try_acquire):
             with pytest.raises(LimitMismatch, match="its limit is 3, not 5") as caught:
                 await use()
             assert isinstance(caught.value, ValueError)
             assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, 5, 3)
         assert await third.get_limit() == await second.get_limit() == 3
-        async with third.hold():
+        async with third.acquire():
             assert await third.try_acquire() is None
-    async with second.hold(5):  # an implied limit gives way when all is free
+    async with second.acquire(5):  # an implied limit gives way when all is free
         with pytest.raises(LimitMismatch, match="its limit is 5, not 3"):
             await first.acquire()
     await all_free(third)
@@ -339,7 +339,7 @@ async def test_shrinking_takes_nothing_and_gives_nothing_until_it_fits(sync: Coo
     await leases.pop().release()
     for lease in (*leases, *await granted(tasks[1])):
         await lease.release()
-    async with admin.hold(2):
+    async with admin.acquire(2):
         assert await admin.locked()
     await all_free(admin)
 
@@ -381,5 +381,5 @@ async def test_resize_of_a_name_nobody_used(sync: Coordinator, redis: Redis) -> 
     await sem.resize(3)
     assert await sem.get_limit() == 3
     assert await redis.pttl(sem._keys.all[1]) > 0
-    async with sem.hold(3):
+    async with sem.acquire(3):
         assert await sem.locked()

@@ -73,25 +73,25 @@ class Arena:
 
 
 async def weighted(arena: Arena) -> None:
-    async with arena.sem.hold(3) as lease:
+    async with arena.sem.acquire(3) as lease:
         await lease.extend(20)
 
 
 async def several(arena: Arena) -> None:
-    async with arena.sem.hold(2), arena.sem.hold(3):
+    async with arena.sem.acquire(2), arena.sem.acquire(3):
         assert await arena.sem.try_acquire() is None
 
 
 async def weighted_by_hand_over(arena: Arena) -> None:
     """It gets them from the second release: the first one frees too few."""
     await arena.hold(2, 3)
-    async with arena.sem.hold(4, timeout=20):
+    async with arena.sem.acquire(4, timeout=20):
         await asyncio.sleep(0)
 
 
 async def by_identity_and_hand_over(arena: Arena) -> None:
     await arena.hold(5)
-    async with arena.sem.hold(2, identity="worker-7"):
+    async with arena.sem.acquire(2, identity="worker-7"):
         await arena.sem.acquire(1, identity="worker-7")
 
 
@@ -168,7 +168,7 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator,
 
     async def section(weight: int, timeout: float | None) -> None:
         nonlocal used, entered
-        async with chance.choice(sems).hold(weight, timeout=timeout):
+        async with chance.choice(sems).acquire(weight, timeout=timeout):
             used += weight
             entered += 1
             assert used <= LIMIT

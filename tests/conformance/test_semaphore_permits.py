@@ -110,7 +110,7 @@ async def test_statistics_behind_tombstones(sync: Coordinator, redis: Redis) -> 
         await asyncio.wait([task])
     await capacity(sem, 2)
     assert await redis.zcard(sem._keys.all[0]) > 100, "they do leave one"
-    async with sem.hold(ttl=300) as lease:
+    async with sem.acquire(ttl=300) as lease:
         found = await sem.statistics()
         assert [holder.identity for holder in found.holders] == [lease.token]
         assert (found.held, found.available) == (1, 1)
@@ -131,14 +131,14 @@ async def test_the_same_identity_is_the_same_permit(sync: Coordinator, other: Co
             assert (again.token, again.identity, again.fence) == ("worker-7", "worker-7", first.fence)
             assert again.weight == first.weight == 2
     assert (await sem.statistics()).held == 2
-    async with sem.hold(identity="worker-8"):
+    async with sem.acquire(identity="worker-8"):
         assert await sem.try_acquire(identity="worker-9") is None
         assert (await theirs.acquire(identity="worker-7", timeout=0)).fence == first.fence
     await theirs.release(identity="worker-7")
     assert (await sem.statistics()).held == 0
     with pytest.raises(LeaseLost):
         await first.release()
-    async with sem.hold(identity="worker-7") as lease:
+    async with sem.acquire(identity="worker-7") as lease:
         assert lease.fence > first.fence
         assert lease.weight == 1
     await capacity(sem, 3)
@@ -286,7 +286,7 @@ async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator,
             await semaphore(admin, None).release(identity="worker-7")
         await for_ever()
 
-    _, error = await lost_in(sem.hold(identity="worker-7"), body)
+    _, error = await lost_in(sem.acquire(identity="worker-7"), body)
     assert error.reason == "expired"
     await asyncio.sleep(0.7)  # longer than the ttl: renewed meanwhile
     for lease in others:

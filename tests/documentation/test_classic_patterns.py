@@ -243,7 +243,7 @@ async def test_p11_a_foreign_lock_without_ttl_is_reported_and_stays_as_it_is(red
     assert (seen.holder, seen.foreign, seen.remaining) == ("maintenance", True, None)
     assert await redis.pttl(NAME) == -1
     assert await lock.force_release()
-    async with lock.hold(timeout=0):
+    async with lock.acquire(timeout=0):
         assert 0 < await redis.pttl(NAME) <= 30_000
 
 

@@ -219,7 +219,7 @@ async def test_fastapi_an_inner_lock_that_is_busy_is_not_taken_for_the_order(
     inner = rival.lock("inner")
 
     async def load(*_: object) -> None:
-        async with inner.hold(timeout=0):
+        async with inner.acquire(timeout=0):
             raise AssertionError
 
     monkeypatch.setattr(fastapi_service.Orders, "load", load)
@@ -358,7 +358,7 @@ async def test_aiohttp_an_inner_lock_that_is_busy_is_not_taken_for_the_account(
     server: EmbeddedServer, redis: Redis, rival: Coordinator
 ) -> None:
     async def handler(request: web.Request, lease: Lease) -> web.Response:
-        async with request.app[SYNC].lock("inner").hold(timeout=0):
+        async with request.app[SYNC].lock("inner").acquire(timeout=0):
             raise AssertionError
 
     app = aiohttp_service.create_app(server.url)

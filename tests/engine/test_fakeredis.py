@@ -201,7 +201,7 @@ async def test_a_lost_lease_cancels_the_body(client: Redis, other: Coordinator) 
 
 
 async def test_all_primitives(client: Redis, other: Coordinator) -> None:
-    async with AsyncSemaphore(client, "permits", limit=2).hold(weight=2) as lease:
+    async with AsyncSemaphore(client, "permits", limit=2).acquire(weight=2) as lease:
         assert await AsyncSemaphore(other, "permits", limit=2).try_acquire() is None
         assert lease.fence
     book, theirs = AsyncReadWriteLock(client, "book"), AsyncReadWriteLock(other, "book")

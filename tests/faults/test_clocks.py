@@ -146,7 +146,7 @@ async def test_p6_d13_ahead_is_noticed_at_the_next_renewal(clock: FakeClock, red
         jumped.append(now())
         await for_ever()
 
-    _, loss = await lost_in(AsyncLock(sync, NAME, ttl=ttl).hold(), body)
+    _, loss = await lost_in(AsyncLock(sync, NAME, ttl=ttl).acquire(), body)
     assert loss.reason == "expired"
     assert now() - jumped[0] <= ttl / 3 + 0.1
 
@@ -269,7 +269,7 @@ async def test_p8_fences_of_a_redlock_with_a_server_an_hour_ahead(clock: FakeClo
         second.kill()
         second.restart(keep_data=False)
         third.restart(keep_data=False)
-        async with lock.hold(timeout=10) as lease:
+        async with lock.acquire(timeout=10) as lease:
             assert lease.held_on == 3
             fences.append(lease.fence)
     assert fences == sorted(set(fences))

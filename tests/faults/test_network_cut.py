@@ -62,7 +62,7 @@ async def lost_when_cut(lock: AsyncLock, network: Network, server: EmbeddedServe
         cut_at, ends = now(), now() + lease.remaining()
         await for_ever()
 
-    lease, error = await lost_in(lock.hold(), body)
+    lease, error = await lost_in(lock.acquire(), body)
     assert isinstance(error, LeaseLost)
     assert ends - 0.1 < now() < cut_at + ttl + 2
     return lease
@@ -104,7 +104,7 @@ async def cut_shard(network: Network) -> None:
         lease = await lost_when_cut(AsyncLock(sync, first, ttl=3), network, servers[0], 3)
         await out_of_reach(AsyncLock(sync, first, ttl=3))
         held.check()  # it was renewed several times
-        async with AsyncLock(sync, other).hold(timeout=2):
+        async with AsyncLock(sync, other).acquire(timeout=2):
             pass
         waiting = asyncio.create_task(AsyncLock(sync, first, ttl=3).acquire())
         network.heal(servers[0])
@@ -126,7 +126,7 @@ async def cut_redlock(network: Network) -> None:
             network.cut(servers[0])
             await wait_until(lambda: lease.held_on == 2, FAST, timeout=10)
             lease.check()
-        async with lock.hold(timeout=5) as lease:
+        async with lock.acquire(timeout=5) as lease:
             assert lease.held_on == 2
             fences.append(lease.fence)
 
@@ -136,13 +136,13 @@ async def cut_redlock(network: Network) -> None:
             await for_ever()
 
         begun = now()
-        _, error = await lost_in(lock.hold(timeout=5), body)
+        _, error = await lost_in(lock.acquire(timeout=5), body)
         assert "2 have to" in str(error)
         assert now() - begun < 5
         with pytest.raises(Unreachable):
             await lock.try_acquire()
         network.heal(servers[0])
         network.heal(servers[1])
-        async with lock.hold(timeout=15) as lease:
+        async with lock.acquire(timeout=15) as lease:
             fences.append(lease.fence)
         assert fences == sorted(set(fences))

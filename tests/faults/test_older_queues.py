@@ -120,7 +120,7 @@ def as_it_is(lock: Exclusive, _: int) -> Any:
 
 def by_identity(lock: Exclusive, number: int) -> Any:
     """Nothing is given back here: another process may hold what an identity was granted."""
-    return lock.hold(identity=f"somebody {number}")
+    return lock.acquire(identity=f"somebody {number}")
 
 
 async def test_p3_a_snapshot() -> None:

@@ -195,7 +195,7 @@ async def test_pause_longer_than_the_ttl(mode: str) -> None:
             late.append(asyncio.create_task(s.lock(ttl=0.4).acquire()))
             await for_ever()
 
-        lease, loss = await lost_in(s.lock(ttl=0.4).hold(), body)
+        lease, loss = await lost_in(s.lock(ttl=0.4).acquire(), body)
         assert loss.reason == "unreachable"
         assert abs(now() - lease._grant.deadline) <= 0.05
         second = await asyncio.wait_for(late[0], 3)

@@ -52,7 +52,7 @@ async def test_d2_the_lock_is_evicted(mode: str, policy: str) -> None:
             assert lease._grant.deadline - now() > 0, "the flood took too long: the lease ended by itself"
             await for_ever()
 
-        lease, loss = await lost_in(s.lock(ttl=TTL).hold(), body)
+        lease, loss = await lost_in(s.lock(ttl=TTL).acquire(), body)
         assert loss.reason == "expired"
         assert now() - evicted[0] <= TTL / 3 + 0.1
         other = await s.elsewhere().acquire(timeout=1)
@@ -77,7 +77,7 @@ async def test_d2_evicted_and_taken_by_another(mode: str) -> None:
             assert taken[0].fence > lease.fence
             await asyncio.wait_for(for_ever(), ttl / 3 + 0.1)
 
-        _, loss = await lost_in(s.lock(ttl=ttl).hold(), body)
+        _, loss = await lost_in(s.lock(ttl=ttl).acquire(), body)
         assert loss.reason == "taken"
         await s.check_held(taken[0])
         await taken[0].release()

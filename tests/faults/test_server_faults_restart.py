@@ -70,7 +70,7 @@ async def test_restart_without_data(mode: str) -> None:
             await asyncio.to_thread(restart)
             await for_ever()
 
-        lease, loss = await lost_in(s.lock(ttl=1.5).hold(), body)
+        lease, loss = await lost_in(s.lock(ttl=1.5).acquire(), body)
         lost = now()
         assert loss.reason == "expired"
         await wait_until(lambda: bool(answers), FAST, timeout=15)  # we may know before the thread does

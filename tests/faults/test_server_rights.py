@@ -102,7 +102,7 @@ async def test_least_rights_for_a_shared_upgrade() -> None:
     async with served_to() as s, Coordinator(s.admin) as elsewhere:
         await user(s, rights(PERMITS))
         both, other = AsyncReadWriteLock(s.sync, ORDERS, share=True), AsyncReadWriteLock(elsewhere, ORDERS)
-        async with both.read().hold(timeout=60) as reader:
+        async with both.read().acquire(timeout=60) as reader:
             waiting = asyncio.create_task(other.write().acquire(timeout=60))
 
             async def queued() -> bool:
@@ -119,7 +119,7 @@ async def test_rights_for_robust_locks() -> None:
     async with served_to() as s:
         lock = AsyncRobustLock(s.sync, ORDERS)
         await user(s, rights(f"{LOCKS} {ROBUST_TOO}"))
-        async with lock.hold(timeout=60) as lease:
+        async with lock.acquire(timeout=60) as lease:
             await lease.record({"a": 1})
             await lease.extend(20)
         await FenceGate(s.sync, ORDERS).accept(lease)

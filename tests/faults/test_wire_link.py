@@ -150,7 +150,7 @@ async def test_cut_ten_times_a_second(server: EmbeddedServer) -> None:
 
         async def section(number: int) -> None:
             nonlocal inside
-            async with (w.lock() if number % 5 else w.elsewhere()).hold() as lease:
+            async with (w.lock() if number % 5 else w.elsewhere()).acquire() as lease:
                 inside += 1
                 assert inside == 1
                 fences.append(lease.fence)

@@ -230,7 +230,7 @@ async def test_p4_an_identity_is_never_spent(server: EmbeddedServer, mode: str, 
             assert lease.fence > fence
             fence = lease.fence
             await lease.release()
-            async with asyncio.timeout(1), ours(w).hold(identity="worker-7") as again:
+            async with asyncio.timeout(1), ours(w).acquire(identity="worker-7") as again:
                 assert again.fence > fence
                 fence = again.fence
         await check_all_free(w)

@@ -143,7 +143,7 @@ async def test_latency_and_fragments(server: EmbeddedServer, mode: str) -> None:
 
     async def section(w: Wired, lag: float) -> None:
         nonlocal inside
-        async with w.lock(ttl=2).hold() as lease:
+        async with w.lock(ttl=2).acquire() as lease:
             assert lease.remaining() <= 2 - lag
             inside += 1
             assert inside == 1
@@ -196,7 +196,7 @@ async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: 
                     cancelled.append(now())
 
             watching = list[asyncio.Task[None]]()
-            lease, loss = await lost_in(w.lock(ttl=0.4).hold(), body)
+            lease, loss = await lost_in(w.lock(ttl=0.4).acquire(), body)
             await watching[0]
             assert loss.reason == "unreachable"
             assert min(cancelled[0], told[0]) - lease._grant.deadline >= -0.05
@@ -361,7 +361,7 @@ async def test_scope_while_black_holed(server: EmbeddedServer, mode: str) -> Non
         await part(w, "black hole")
         start, cpu = _usage()
         with anyio.move_on_after(0.1) as scope:
-            async with w.lock().hold():
+            async with w.lock().acquire():
                 pytest.fail("acquired without a server")
         end, spent = _usage()
         assert scope.cancelled_caught

@@ -75,7 +75,7 @@ async def test_refused_and_then_silent(server: EmbeddedServer, mode: str) -> Non
         with pytest.raises(Unreachable, match="before that it answered READONLY"):
             await w.lock().acquire()
         await w.proxy.cut()
-        async with w.elsewhere().hold(timeout=5) as lease:  # it was withdrawn
+        async with w.elsewhere().acquire(timeout=5) as lease:  # it was withdrawn
             pass
         await w.check_free(lease.fence)
 

@@ -17,7 +17,7 @@ from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._leases import releases
 from redis_sync_aio._leases.cancel_on_loss import CancelOnLoss
 from redis_sync_aio._leases.deadlines import Deadlines
-from redis_sync_aio._leases.hold import Hold
+from redis_sync_aio._leases.hold import Acquiring
 from redis_sync_aio._leases.manager import GrantManager
 from redis_sync_aio._leases.renewals import Renewals
 from redis_sync_aio._transport.call_queue import CallQueue
@@ -100,7 +100,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "leases are not re-checked": Mutant(LinkEvents, "_recheck", "hub.manager.renewals.recheck(lease)"),
     "the deadline passes unnoticed": Mutant(GrantManager, "_look_at", "if time >= lease.deadline:", "if False:"),
-    "a lost lease lets the body run": Mutant(Hold, "__aenter__", "grant.hold = ref(self)"),
+    "a lost lease lets the body run": Mutant(Acquiring, "__aenter__", "grant.hold = ref(self)"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
     "a refusal cuts a lease": Mutant(Deadlines, "settle", "self._last_for(lease, known)"),
@@ -110,8 +110,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "self._unanswered.without_effect(permit, sent)",
         "self._unanswered.answered(permit, sent, False, True)",
     ),
-    "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "not self._guard.finish(error)", "True"),
-    "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if leaving is None:\n            raise", "raise"),
+    "our cancellation leaves, not LeaseLost": Mutant(Acquiring, "__aexit__", "not self._guard.finish(error)", "True"),
+    "LeaseLost hides the body's error": Mutant(
+        Acquiring, "__aexit__", "if leaving is None:\n            raise", "raise"
+    ),
     "LeaseLost hides a cancellation from outside": Mutant(CancelOnLoss, "finish", " or left > self._at_loss", ""),
     "LeaseLost hides a cancellation that came before": Mutant(
         CancelOnLoss, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"

@@ -187,5 +187,5 @@ async def test_a_cancelled_resize_is_heard_of(server: EmbeddedServer) -> None:
             return semaphore.limit == 3
 
         await wait_until(heard, FAST, timeout=5)
-        async with semaphore.hold(timeout=5):
+        async with semaphore.acquire(timeout=5):
             assert (await semaphore.statistics()).limit == 3

@@ -87,8 +87,8 @@ async def enters(it: Any) -> None:
     await it.__aenter__()
 
 
-async def enters_a_hold(it: Any) -> None:
-    await it.hold().__aenter__()
+async def enters_an_acquisition(it: Any) -> None:
+    await it.acquire().__aenter__()
 
 
 async def enters_its_lease(it: Any) -> None:
@@ -98,11 +98,11 @@ async def enters_its_lease(it: Any) -> None:
 
 async def enters_by_a_stack(it: Any) -> None:
     stack = AsyncExitStack()
-    await stack.enter_async_context(it.hold(on_lost="event"))
+    await stack.enter_async_context(it.acquire())
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("forgets", [acquires, enters, enters_a_hold, enters_its_lease, enters_by_a_stack])
+@pytest.mark.parametrize("forgets", [acquires, enters, enters_an_acquisition, enters_its_lease, enters_by_a_stack])
 async def test_a_forgotten_lease_ends_with_its_ttl(
     everywhere: Everywhere,
     noted: Noted,

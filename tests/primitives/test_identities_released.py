@@ -132,7 +132,7 @@ async def test_p1_asked_for_the_writer_before_a_downgrade(sync: Coordinator, oth
     again = asyncio.create_task(rw.write().acquire(**ME))
     await asyncio.sleep(0)
     await rw.downgrade(writer)
-    async with rival.read().hold(timeout=5):
+    async with rival.read().acquire(timeout=5):
         with pytest.raises(WouldDeadlock):
             await asyncio.wait_for(again, 5)
     await writer.release()
@@ -146,7 +146,7 @@ async def test_p1_joined_the_writer_before_an_upgrade_ends(sync: Coordinator, ot
         joined = await rw.write().acquire(**ME)
         again = asyncio.create_task(rw.write().acquire(**ME))
         await asyncio.sleep(0)
-    async with rival.read().hold(timeout=5):
+    async with rival.read().acquire(timeout=5):
         assert joined.is_lost()
         with pytest.raises(WouldDeadlock):
             await asyncio.wait_for(again, 5)

@@ -58,10 +58,6 @@ USES: Mapping[str, tuple[Use, Table]] = {
     "acquire(identity)": (lambda client, lock, bad: lock.acquire(identity=bad), BAD_IDENTITY),
     "try_acquire(ttl)": (lambda client, lock, bad: lock.try_acquire(ttl=bad), BAD_TTL),
     "try_acquire(identity)": (lambda client, lock, bad: lock.try_acquire(identity=bad), BAD_IDENTITY),
-    "hold(timeout)": (lambda client, lock, bad: lock.hold(timeout=bad), BAD_SECONDS),
-    "hold(ttl)": (lambda client, lock, bad: lock.hold(ttl=bad), BAD_TTL),
-    "hold(identity)": (lambda client, lock, bad: lock.hold(identity=bad), BAD_IDENTITY),
-    "hold(on_lost)": (lambda client, lock, bad: lock.hold(on_lost=bad), {"ignore": ("ignore", ValueError)}),
     "release(identity)": (lambda client, lock, bad: lock.release(identity=bad), BAD_IDENTITY),
     "Coordinator.lock(ttl)": (lambda client, lock, bad: Coordinator(client).lock("x", ttl=bad), BAD_TTL),
     "Coordinator.lock(name)": (lambda client, lock, bad: Coordinator(client).lock(bad), BAD_NAME),
@@ -261,7 +257,7 @@ async def test_e2_a_huge_timeout_is_as_good_as_none(redis: Redis, timeout: Any, 
             await wait_until(waits(lock), FAST, timeout=5)
         async with asyncio.timeout(5):
             await (await waiting).release()
-            async with lock.hold(timeout=timeout):
+            async with lock.acquire(timeout=timeout):
                 pass
 
 
@@ -278,11 +274,11 @@ async def test_e2_huge_limits_of_a_coordinator_work(redis: Redis, option: str) -
 async def test_timeout_0_takes_what_is_free_and_never_waits_or_queues(redis: Redis, timeout: Any, push: Any) -> None:
     async with Coordinator(redis, push=push) as sync:
         lock = sync.lock("x")
-        async with lock.hold(timeout=timeout):
+        async with lock.acquire(timeout=timeout):
             with pytest.raises(AcquireTimeout, match="'x' is taken"):
                 await lock.acquire(timeout=timeout)
             with pytest.raises(TimeoutError):
-                async with lock.hold(timeout=timeout):
+                async with lock.acquire(timeout=timeout):
                     pytest.fail("entered")
             assert (await lock.statistics()).waiters == 0
         lease = await lock.acquire(timeout=timeout)
@@ -322,7 +318,7 @@ async def test_e4_closing_the_client_ends_waits_and_leases_with_clear_errors(
                 await waiting
         await for_ever()
 
-    _, lost = await lost_in(lock.hold(), close)
+    _, lost = await lost_in(lock.acquire(), close)
     assert lost.reason == "closed"
     if explicit:
         with pytest.raises(CoordinatorClosed, match="create a new"):
@@ -342,7 +338,7 @@ async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, m
     async with nothing_sent(redis):
         uses: list[Callable[[], Awaitable[object]]] = [
             lock.acquire, lock.try_acquire, lock.statistics, lock.locked, lock.release, lock.force_release,
-            lock.hold().__aenter__, lock.__aenter__, coordinator.__aenter__,
+            lock.acquire().__aenter__, lock.__aenter__, coordinator.__aenter__,
         ]  # fmt: skip
         for use in uses:
             with pytest.raises(CoordinatorClosed, match="cannot be used any more"):

@@ -64,8 +64,6 @@ USES: Mapping[str, tuple[Use, Table]] = {
     "acquire(ttl)": (lambda client, sem, bad: sem.acquire(ttl=bad), BAD_TTL),
     "acquire(identity)": (lambda client, sem, bad: sem.acquire(identity=bad), BAD_IDENTITY),
     "try_acquire(weight)": (lambda client, sem, bad: sem.try_acquire(bad), NO_WEIGHT),
-    "hold(weight)": (lambda client, sem, bad: sem.hold(bad), NO_WEIGHT),
-    "hold(on_lost)": (lambda client, sem, bad: sem.hold(on_lost=bad), {"ignore": ("ignore", ValueError)}),
     "resize(limit)": (lambda client, sem, bad: sem.resize(bad), {**BAD_PERMITS, "none": (None, TypeError)}),
     "release(identity)": (lambda client, sem, bad: sem.release(identity=bad), BAD_IDENTITY),
 }
@@ -107,7 +105,6 @@ NO_LEASE: Mapping[str, Callable[[AsyncReadWriteLock], object]] = {
     "none": lambda rw: None,
     "text": lambda rw: "x",
     "a side": lambda rw: rw.read(),
-    "a hold": lambda rw: rw.read().hold(),
     "the class": lambda rw: Lease,
 }
 
@@ -141,7 +138,7 @@ async def test_a_ttl_may_be_a_timedelta(sync: Coordinator, ttl: Any) -> None:
 async def test_the_largest_numbers(sync: Coordinator, redis: Redis) -> None:
     """A thousand million permits, for ten years."""
     sem = make(sync, limit=1_000_000_000, ttl=timedelta(days=3650))
-    async with sem.hold(999_999_999) as lease, sem.hold() as other:
+    async with sem.acquire(999_999_999) as lease, sem.acquire() as other:
         assert lease.remaining() > 3e8
         assert await sem.try_acquire() is None
         found = await sem.statistics()
@@ -165,7 +162,7 @@ async def test_e1_odd_names_and_identities_work_from_end_to_end(redis: Redis, na
     wire = name.encode() if isinstance(name, str) else name
     async with Coordinator(redis, push=push) as sync:
         sem = make(sync, name, 3)
-        async with sem.hold(2, identity=name) as lease:
+        async with sem.acquire(2, identity=name) as lease:
             assert (await sem.statistics()).holders[0].identity == lease.identity == lease.token
             waiting = asyncio.create_task(sem.acquire(2, timeout=10, identity=wire + b"|2"))
             await wait_until(waits(sem), FAST, timeout=5)
@@ -189,7 +186,7 @@ FOREIGN: Mapping[str, Callable[[Client, bytes], Awaitable[object]]] = {
 COMMANDS: Mapping[str, Callable[[AsyncSemaphore], Awaitable[object]]] = {
     "acquire": lambda sem: sem.acquire(),
     "try_acquire": lambda sem: sem.try_acquire(),
-    "hold": lambda sem: sem.hold().__aenter__(),
+    "async with": lambda sem: sem.acquire().__aenter__(),
     "release": lambda sem: sem.release(identity="worker-7"),
     "resize": lambda sem: sem.resize(7),
     "statistics": lambda sem: sem.statistics(),

@@ -57,7 +57,7 @@ async def test_e2_an_int_of_another_type_is_that_number(
     client = make_client()
     async with Coordinator(client, **options) as sync, asyncio.timeout(5):
         gpus = AsyncSemaphore(sync, "gpus", limit=Permits.THREE, engine=engine)
-        async with gpus.hold(weight=Permits.TWO) as lease:
+        async with gpus.acquire(weight=Permits.TWO) as lease:
             assert lease.weight == 2
             await gpus.resize(Permits.TWO)
         assert await gpus.try_acquire(Permits.ONE) is not None
@@ -150,7 +150,7 @@ async def test_behind_a_holder_the_free_ones_of_one_slot_are_taken_by_one_script
 async def test_a_hold_takes_the_limit_of_when_it_is_entered(redis: Redis) -> None:
     """With a timeout as without one."""
     sem = AsyncSemaphore(redis, "pool", limit=2)
-    held = [sem.hold(), sem.hold(timeout=3), sem.hold(1, identity="me")]
+    held = [sem.acquire(), sem.acquire(timeout=3), sem.acquire(1, identity="me")]
     await (await sem.acquire()).release()
     await sem.resize(3)
     for one in held:

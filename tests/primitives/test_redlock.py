@@ -247,7 +247,7 @@ async def test_in_vain(one: list[Coordinator], two: list[Coordinator], servers: 
     with pytest.raises(AcquireTimeout, match=r"not free on 3 of 5 servers within 0\.1 seconds"):
         await other.acquire(timeout=0.1)
     with pytest.raises(AcquireTimeout):
-        async with other.hold(timeout=0.05):
+        async with other.acquire(timeout=0.05):
             pass
     await lease.release()
     await nothing_left(servers)
@@ -512,7 +512,7 @@ async def test_p6_a_minority_is_no_loss_and_a_majority_is(
         take_from(servers[2:3])
         await for_ever()
 
-    lease, error = await lost_in(lock.hold(), body)
+    lease, error = await lost_in(lock.acquire(), body)
     assert "2 of 5 servers hold it, 3 have to" in str(error)
     assert error.reason == "taken"
     assert lease.is_lost()
@@ -610,7 +610,7 @@ async def test_a_redlock_whose_servers_hang_says_that_they_are_out_of_reach(
         with paused(servers[:3]):
             await for_ever()
 
-    _, error = await lost_in(hasty(one, ttl=1).hold(), body)
+    _, error = await lost_in(hasty(one, ttl=1).acquire(), body)
     assert (error.reason, error.time_is_up) == ("unreachable", True)
     assert "servers hold it, 3 have to; the last loss: Redis could not be reached before the deadline" in str(error)
 
@@ -656,7 +656,7 @@ async def test_p6_servers_that_are_gone(one: list[Coordinator], servers: list[Em
         due.append(now() + lease.remaining())
         await for_ever()
 
-    _, error = await lost_in(hasty(one, ttl=1).hold(), body)
+    _, error = await lost_in(hasty(one, ttl=1).acquire(), body)
     assert "3 have to" in str(error)
     assert -0.01 < now() - due[0] < 1
 
@@ -730,7 +730,7 @@ async def test_p8_fences_rise_when_the_one_that_is_ahead_is_all_that_remembers(
         three[1].restart(keep_data=False)
         three[2].restart(keep_data=False)
         with paused(three[:1]):
-            async with lock.hold(timeout=10) as lease:
+            async with lock.acquire(timeout=10) as lease:
                 fences.append(lease.fence)
     assert fences == sorted(set(fences))
 
@@ -765,7 +765,7 @@ async def test_p8_two_contend_while_a_clock_is_an_hour_ahead(
 
     async def work(process: list[Coordinator]) -> None:
         for _ in range(15):
-            async with redlock(process).hold(timeout=20) as lease:
+            async with redlock(process).acquire(timeout=20) as lease:
                 fences.append(lease.fence)
 
     await asyncio.gather(work(one), work(two))
@@ -881,7 +881,7 @@ async def test_e9_at_random(one: list[Coordinator], two: list[Coordinator], serv
         nonlocal inside
         while not over:
             with suppress(LeaseLost, Unreachable, AcquireTimeout):
-                async with lock.hold(timeout=3) as lease:
+                async with lock.acquire(timeout=3) as lease:
                     assert not inside
                     inside += 1
                     try:
@@ -931,7 +931,7 @@ async def test_bad_input(redis: Redis, make_client: Any) -> None:
         with pytest.raises((TypeError, ValueError)):
             await lock.acquire(timeout=bad)
         with pytest.raises((TypeError, ValueError)):
-            lock.hold(ttl=bad)
+            lock.acquire(ttl=bad)
     assert repr(lock) == "<AsyncRedlock 'everywhere' on 2 servers>"
 
 

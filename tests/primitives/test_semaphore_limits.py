@@ -36,7 +36,7 @@ async def test_a_deployment_may_change_a_limit_that_nobody_uses(
         with pytest.raises(LimitMismatch, match="its limit is 4, not 6: use the same limit everywhere") as caught:
             await six.acquire()
         assert (caught.value.expected, caught.value.found) == (6, 4)
-    async with six.hold(6):
+    async with six.acquire(6):
         with pytest.raises(LimitMismatch, match="its limit is 6, not 4"):
             await four.try_acquire()
     async with four:
@@ -61,7 +61,7 @@ async def test_a_limit_that_somebody_waits_for_does_not_give_way(
         with pytest.raises(LimitMismatch, match="its limit is 1, not 2"):
             await semaphore(sync, 2, way).acquire()
         await (await asyncio.wait_for(waiter, 5)).release()
-        async with semaphore(sync, 2, way).hold(2):
+        async with semaphore(sync, 2, way).acquire(2):
             pass
 
 
@@ -69,13 +69,13 @@ async def test_keep_goes_by_the_limit_of_the_server_until_nobody_uses_it(
     sync: Coordinator, other: Coordinator, way: dict[str, Any]
 ) -> None:
     old, new = semaphore(sync, 2, way), semaphore(other, 3, way, on_mismatch="keep")
-    async with old.hold():
-        async with new.hold():
+    async with old.acquire():
+        async with new.acquire():
             assert await new.try_acquire() is None
             assert await new.get_limit() == 2
         with pytest.raises(LimitMismatch, match="a weight of 3 never fits into its limit of 2"):
             await new.acquire(3)
-    async with new.hold(3):
+    async with new.acquire(3):
         assert await new.get_limit() == 3
 
 
@@ -115,12 +115,12 @@ async def test_a_limit_that_resize_has_set_stays_until_the_next_resize(
             LimitMismatch, match=r"its limit is 2, not 4: resize\(\) set it, and only resize\(\) changes"
         ):
             await semaphore(sync, 4, way, **options).acquire()
-    async with semaphore(sync, 4, way, on_mismatch="keep").hold(2):
+    async with semaphore(sync, 4, way, on_mismatch="keep").acquire(2):
         assert await old.get_limit() == 2
     year_ms = 365 * 24 * 3_600_000
     assert await redis.pttl(old._keys.all[1]) > 10 * year_ms
     await semaphore(sync, None, {}).resize(4)
-    async with semaphore(sync, 4, way).hold(4):
+    async with semaphore(sync, 4, way).acquire(4):
         pass
 
 

@@ -54,7 +54,7 @@ async def message(asked: Any, timeout: float = 0.2, **options: Any) -> str:
 @pytest.mark.parametrize("share", [False, True])
 async def test_permits_that_this_process_holds(sync: Coordinator, other: Coordinator, share: bool) -> None:
     ours, theirs = (AsyncSemaphore(one, NAME, limit=3, share=share) for one in (sync, other))
-    async with ours.hold(2), ours:
+    async with ours.acquire(2), ours:
         assert f"this process holds 3 of them. {ITSELF}" in await message(ours)
         assert "others hold them" in await message(theirs)
 

@@ -92,7 +92,7 @@ async def test_it_waits_for_a_lease_that_another_task_may_release(primitive: Pri
 
 
 async def test_it_waits_in_a_body_that_goes_on_without_its_lease(sync: Coordinator) -> None:
-    lock = AsyncLock(sync, "it")
+    lock = AsyncLock(sync, "it", on_lost="event")
 
     async def body(lease: Lease) -> None:
         releasing = asyncio.create_task(release_when_it_waits(lock, lease))
@@ -100,7 +100,7 @@ async def test_it_waits_in_a_body_that_goes_on_without_its_lease(sync: Coordinat
         await releasing
         await again.release()
 
-    _, error = await lost_in(lock.hold(on_lost="event"), body)
+    _, error = await lost_in(lock.acquire(), body)
     assert error.reason == "released"
 
 

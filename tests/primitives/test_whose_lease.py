@@ -82,7 +82,7 @@ async def test_an_exit_that_may_be_of_either_of_two_living_tasks_ends_none(primi
     first, second = AsyncExitStack(), AsyncExitStack()
     one, two = Body(first, shared), Body(second, shared)
     leases = [await one.runs(), await two.runs()]
-    with pytest.raises(RuntimeError, match=r"hold\(\)"):
+    with pytest.raises(RuntimeError, match=r"enter acquire\(\)"):
         await first.aclose()
     for lease in leases:
         lease.check()
@@ -102,7 +102,7 @@ async def test_an_exit_that_ends_nothing_leaves_the_error_of_the_body(primitive:
     leases = [await body.runs() for body in bodies]
     error = ValueError("of the body")
     await shared.__aexit__(ValueError, error, None)
-    assert "hold()" in error.__notes__[0]
+    assert "enter acquire()" in error.__notes__[0]
     for body, lease in zip(bodies, leases, strict=True):
         lease.check()
         await body.ends()
@@ -362,7 +362,7 @@ async def test_hold_says_which_body_an_exit_ends(sync: Coordinator) -> None:
     """What the refusal advises: closed first-in-first-out, by anybody, each stack ends its own."""
     sem = AsyncSemaphore(sync, "it", limit=2)
     stacks = AsyncExitStack(), AsyncExitStack()
-    bodies = [Body(stack, sem.hold()) for stack in stacks]
+    bodies = [Body(stack, sem.acquire()) for stack in stacks]
     leases = [await body.runs() for body in bodies]
     await stacks[0].aclose()
     assert [lease.remaining() > 0 for lease in leases] == [False, True]

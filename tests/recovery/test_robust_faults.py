@@ -94,7 +94,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
             token = await redis.get(NAME)
             child.kill()
             assert not grant.done()
-            async with lock.hold(timeout=5) as lease:
+            async with lock.acquire(timeout=5) as lease:
                 assert lease.abandoned is not None
                 assert lease.abandoned.token.encode() == (token if adopted else left._grant.wire_token)
                 assert lease.progress == {"step": 1}
@@ -210,7 +210,7 @@ async def test_an_adoption_that_is_never_answered_gives_the_lock_back(server: Em
         with pytest.raises(Unreachable):
             await AsyncRobustLock(w.sync, NAME).acquire(timeout=0.1)
         assert rule.acted
-        async with AsyncRobustLock(w.other, NAME).hold(timeout=RETRY_FOR) as lease:
+        async with AsyncRobustLock(w.other, NAME).acquire(timeout=RETRY_FOR) as lease:
             assert lease.abandoned is not None
             assert lease.abandoned.fence == before
 

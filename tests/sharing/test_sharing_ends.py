@@ -44,7 +44,7 @@ async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: di
         await for_ever()
 
     first = await shared(sync).acquire()  # the base is for 30 seconds, and renewed
-    losing = asyncio.create_task(lost_in(shared(sync, **own).hold(), body))
+    losing = asyncio.create_task(lost_in(shared(sync, **own).acquire(), body))
     await in_line(sync, 1)
     waiting = asyncio.create_task(shared(sync).acquire())
     await in_line(sync, 2)
@@ -362,4 +362,4 @@ async def test_p6_time_asleep_counts_for_max_hold(
         await for_ever()
 
     async with asyncio.timeout(5):
-        await lost_in(lock.hold(), body)
+        await lost_in(lock.acquire(), body)

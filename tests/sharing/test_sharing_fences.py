@@ -29,7 +29,7 @@ async def test_p8_what_one_has_at_a_time_has_rising_fences(
 
     async def work(lock: AsyncLock | AsyncSemaphore | WriteSide) -> None:
         for number in range(30):
-            async with lock.hold() as lease:
+            async with lock.acquire() as lease:
                 fences.append(lease.fence)
             if number % 5 == 0:
                 await asyncio.sleep(0)

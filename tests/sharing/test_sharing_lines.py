@@ -237,7 +237,7 @@ async def test_p2_sections_that_do_not_suspend_keep_nobody_out(sync: Coordinator
                 passed += 1
 
     async def once(timeout: float | None) -> None:
-        async with lock.hold(timeout=timeout):
+        async with lock.acquire(timeout=timeout):
             inside.append(passed)
 
     async def tried() -> None:
@@ -294,13 +294,13 @@ async def test_a_task_that_does_not_wait_gets_a_free_permit_in_a_busy_turn(sync:
 async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
     """What is known of the tasks that asked for so many does not outlast them, however long the name is in use."""
     semaphore = AsyncSemaphore(sync, NAME, limit=1_000_000, share=True)
-    async with semaphore, semaphore.hold(3):
+    async with semaphore, semaphore.acquire(3):
         for weight in range(4, 300):
-            async with semaphore.hold(weight):
+            async with semaphore.acquire(weight):
                 pass
         (local,) = hub_of(sync).resources.values()
         assert len(cohorts_of(local)) < 20
-        async with semaphore.hold(3) as again:
+        async with semaphore.acquire(3) as again:
             assert again.weight == 3
         assert (await semaphore.statistics()).held == 4
 

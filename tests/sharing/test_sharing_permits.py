@@ -65,7 +65,7 @@ async def test_p1_never_more_than_the_limit_over_processes(sync: Coordinator, ot
     async def work(number: int, sem: AsyncSemaphore) -> None:
         nonlocal inside, most
         for _ in range(60):
-            async with sem.hold() as lease:
+            async with sem.acquire() as lease:
                 inside += 1
                 most = max(most, inside)
                 fences.append(lease.fence)
@@ -200,7 +200,7 @@ async def test_p3_all_lines_of_a_process_make_room_for_a_waiter(
 
     async def busy() -> None:
         while not stop:
-            async with sem.hold(3 - idle):
+            async with sem.acquire(3 - idle):
                 await asyncio.sleep(0)
 
     async def is_queued() -> bool:  # of the busy ones one has its permit, or none: not any more

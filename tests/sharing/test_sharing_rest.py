@@ -384,7 +384,7 @@ async def test_p1_beside_what_is_shared(redis: Redis, sync: Coordinator, other_w
     async def one(lock: AsyncLock | AsyncRobustLock, **options: Any) -> None:
         nonlocal inside
         for _ in range(30):
-            async with lock.hold(**options):
+            async with lock.acquire(**options):
                 inside += 1
                 await asyncio.sleep(0)
                 assert inside == 1, "P1"

@@ -57,7 +57,7 @@ class Arena:
         """
         async with AsyncExitStack() as stack:
             for lock in self.rivals:
-                await stack.enter_async_context(lock.hold(timeout=5))
+                await stack.enter_async_context(lock.acquire(timeout=5))
 
         async def free() -> bool:
             found = [await lock.statistics() for lock in self.rivals]

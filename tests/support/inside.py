@@ -56,7 +56,7 @@ from redis_sync_aio._engine.snapshot import (
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._leases import manager, renewals
 from redis_sync_aio._leases.grant import Grant
-from redis_sync_aio._leases.hold import Hold, OnLost
+from redis_sync_aio._leases.hold import Acquiring, OnLost
 from redis_sync_aio._leases.in_flight_counter import InFlightCounter
 from redis_sync_aio._leases.releases import Releases
 from redis_sync_aio._leases.terms import LeaseState
@@ -107,6 +107,7 @@ __all__ = [
     "POLLERS_TICKET",
     "TOMBSTONE_MS",
     "WRITER_WEIGHT",
+    "Acquiring",
     "Acquisition",
     "Address",
     "Argument",
@@ -123,7 +124,6 @@ __all__ = [
     "Endpoint",
     "Engine",
     "Grant",
-    "Hold",
     "InFlightCounter",
     "Keys",
     "LeaseState",

@@ -26,7 +26,7 @@ async def every_permit(admin: Any, *syncs: Coordinator) -> None:
     """All that semaphores and read/write locks do, and what they do when their keys were evicted."""
     for sync in syncs:
         semaphore = AsyncSemaphore(sync, ORDERS, limit=1)
-        async with semaphore.hold(timeout=2) as lease:
+        async with semaphore.acquire(timeout=2) as lease:
             await lease.extend(20)
             await _hand_over(lease, semaphore.acquire(timeout=2), partial(_queued, semaphore))
         await semaphore.resize(2)
@@ -39,7 +39,7 @@ async def every_permit(admin: Any, *syncs: Coordinator) -> None:
                 await heavy.release()
 
         both = AsyncReadWriteLock(sync, ORDERS)
-        async with both.read().hold(timeout=2) as reader:
+        async with both.read().acquire(timeout=2) as reader:
             async with both.upgrade(reader, timeout=2) as lease:
                 await lease.extend(20)
             await _hand_over(reader, both.write().acquire(timeout=2), partial(_queued, both))

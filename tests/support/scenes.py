@@ -287,7 +287,7 @@ async def story(url: str) -> None:
 
         async def contend() -> None:
             for _ in range(20):
-                async with lock.hold(timeout=60):
+                async with lock.acquire(timeout=60):
                     before = counter[0]
                     await asyncio.sleep(0)
                     counter[0] = before + 1

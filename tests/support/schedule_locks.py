@@ -19,7 +19,18 @@ from redis_sync_aio import (
 )
 
 from .gate import Command, Gate, Pipe
-from .inside import WRITER_WEIGHT, Engine, Hold, PermitKeys, Ticket, hub_of, lock_keys, permit_keys, tuned, was_used
+from .inside import (
+    WRITER_WEIGHT,
+    Acquiring,
+    Engine,
+    PermitKeys,
+    Ticket,
+    hub_of,
+    lock_keys,
+    permit_keys,
+    tuned,
+    was_used,
+)
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 NAME = "s"
@@ -44,7 +55,7 @@ TALKING = 0.8
 class Door(NamedTuple):
     """The two ways in."""
 
-    hold: Callable[..., Hold[Lease]]
+    hold: Callable[..., Acquiring[Lease]]
     try_acquire: Callable[..., Coroutine[Any, Any, Lease | None]]
 
 
@@ -80,7 +91,7 @@ class Lock(Wanted):
 
     def door(self, sync: Coordinator, weight: int) -> Door:
         lock = AsyncLock(sync, NAME, ttl=LEASE, engine=self.engine)
-        return Door(lock.hold, lock.try_acquire)
+        return Door(lock.acquire, lock.try_acquire)
 
     def left(self, server: Any) -> object:
         left = set(server.keys(f"*{NAME}*")) - {KEYS.fence}
@@ -104,7 +115,7 @@ class Permits(Wanted):
 
     def door(self, sync: Coordinator, weight: int) -> Door:
         permits = AsyncSemaphore(sync, NAME, limit=self.limit, ttl=LEASE, engine=self.engine)
-        return Door(partial(permits.hold, weight), partial(permits.try_acquire, weight))
+        return Door(partial(permits.acquire, weight), partial(permits.try_acquire, weight))
 
     def left(self, server: Any) -> object:
         permits, state = self.keys.all[:2]
@@ -131,7 +142,7 @@ class ReadWrite(Permits):
     def door(self, sync: Coordinator, weight: int) -> Door:
         lock = AsyncReadWriteLock(sync, NAME, ttl=LEASE)
         side = lock.read() if weight == 1 else lock.write()
-        return Door(side.hold, side.try_acquire)
+        return Door(side.acquire, side.try_acquire)
 
 
 class LateRequests:

@@ -37,7 +37,7 @@ class SharedLock(Lock):
 
 def door(sync: Coordinator, linger: float) -> Door:
     lock = AsyncLock(sync, NAME, ttl=LEASE, share=True, linger=linger)
-    return Door(lock.hold, lock.try_acquire)
+    return Door(lock.acquire, lock.try_acquire)
 
 
 class Regular(Holder):

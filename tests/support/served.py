@@ -115,7 +115,7 @@ async def everything(*syncs: Coordinator) -> None:
     """All that a lock does: acquire, extend, wait, hand over, look, release."""
     for sync in syncs:
         lock = AsyncLock(sync, ORDERS)
-        async with lock.hold(timeout=2) as lease:
+        async with lock.acquire(timeout=2) as lease:
             await lease.extend(20)
             waiting = asyncio.create_task(lock.acquire(timeout=2))
             try:

@@ -143,7 +143,7 @@ async def extend(w: Wired, arm: Arm) -> int:
 
 async def hold(w: Wired, arm: Arm) -> int:
     arm(anything)
-    async with w.lock().hold() as lease:
+    async with w.lock().acquire() as lease:
         await w.check_held(lease)
     return lease.fence
 

@@ -31,15 +31,15 @@ async def upgraded(sync: Coordinator) -> AsyncIterator[Lease]:
 
 def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[Lease]:
     options: dict[str, Callable[[], Any]] = {
-        "lock": lambda: sync.lock("x").hold(),
-        "endless": lambda: sync.lock("x", ttl=None).hold(),
-        "shared": lambda: sync.lock("x", share=True).hold(),
-        "semaphore": lambda: sync.semaphore("x", limit=2).hold(),
-        "reader": lambda: sync.read_write_lock("x").read().hold(),
+        "lock": lambda: sync.lock("x").acquire(),
+        "endless": lambda: sync.lock("x", ttl=None).acquire(),
+        "shared": lambda: sync.lock("x", share=True).acquire(),
+        "semaphore": lambda: sync.semaphore("x", limit=2).acquire(),
+        "reader": lambda: sync.read_write_lock("x").read().acquire(),
         "writer above": lambda: upgraded(sync),
-        "multi": lambda: sync.multi_lock(["x", "y"]).hold(),
-        "reentrant": lambda: sync.reentrant_lock("x").hold(),
-        "robust": lambda: AsyncRobustLock(sync, "x").hold(),
+        "multi": lambda: sync.multi_lock(["x", "y"]).acquire(),
+        "reentrant": lambda: sync.reentrant_lock("x").acquire(),
+        "robust": lambda: AsyncRobustLock(sync, "x").acquire(),
     }
     return cast("AbstractAsyncContextManager[Lease]", options[kind]())
 

@@ -359,7 +359,7 @@ async def test_a_holder_that_is_stopped_beyond_its_lease_overwrites_nothing(
             if not await _stopped(child, late):
                 continue
             overtakes += 1
-            async with AsyncLock(redis, "guard").hold(timeout=5) as lease, lease.transaction() as tx:
+            async with AsyncLock(redis, "guard").acquire(timeout=5) as lease, lease.transaction() as tx:
                 count = int(await tx.get("count") or 0)
                 tx.multi()
                 tx.set("count", count + 1)

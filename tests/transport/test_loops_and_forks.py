@@ -146,7 +146,7 @@ def test_p1_a9_threads_exclude_each_other(server: EmbeddedServer, made_from: str
         async with source(server.url, made_from) as own:
             lock = AsyncLock(own, "threads", ttl=5)
             for _ in range(40):
-                async with lock.hold(timeout=60) as lease:
+                async with lock.acquire(timeout=60) as lease:
                     before = shared[0]
                     await asyncio.sleep(0)
                     shared[0] = before + 1

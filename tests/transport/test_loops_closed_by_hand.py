@@ -137,7 +137,7 @@ def _run_in_child(client: Redis, child: Any) -> int:
 async def test_a_body_that_ends_another_lease_of_its_identity_is_cancelled(redis: Redis) -> None:
     """P7: by its inner body the task itself released what the outer one holds, too."""
     lock = AsyncLock(redis, "twice")
-    hold = lock.hold(identity="me")
+    hold = lock.acquire(identity="me")
     went_on = False
     with pytest.raises(LeaseLost):  # noqa: PT012
         async with hold:

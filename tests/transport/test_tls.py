@@ -117,7 +117,7 @@ def test_permits_and_transactions(url: str, loop: Callable[[], asyncio.AbstractE
 async def permits_and_transactions(url: str) -> None:
     async with Redis.from_url(url) as client:
         semaphore = AsyncSemaphore(client, "gpu", limit=2)
-        async with semaphore, semaphore.hold() as lease:
+        async with semaphore, semaphore.acquire() as lease:
             assert (await semaphore.statistics()).available == 0
 
             async def add(tx: Transaction) -> None:

@@ -31,7 +31,6 @@ from redis_sync_aio import (
     Coordinator,
     FenceGate,
     GuardedTransaction,
-    Hold,
     Leader,
     LeaderElection,
     Lease,
@@ -57,6 +56,7 @@ from redis_sync_aio import (
     types,
     watch_retry,
 )
+from redis_sync_aio.types import Acquiring
 
 
 async def locks(redis: Redis, cluster: RedisCluster) -> None:
@@ -66,14 +66,14 @@ async def locks(redis: Redis, cluster: RedisCluster) -> None:
     assert_type(lock.name, str)
     assert_type(await lock.acquire(timeout=5, ttl=timedelta(seconds=3), identity="worker"), Lease)
     assert_type(await lock.try_acquire(), Lease | None)
-    assert_type(lock.hold(timeout=5), Hold[Lease])
+    assert_type(lock.acquire(timeout=5), Acquiring[Lease])
     assert_type(await lock.locked(), bool)
     assert_type(await lock.force_release(), bool)
     assert_type(await lock.statistics(), LockStatistics)
     await lock.release()
     async with lock as lease:
         assert_type(lease, Lease)
-    async with lock.hold(ttl=3) as lease:
+    async with lock.acquire(ttl=3) as lease:
         assert_type(lease, Lease)
     async with await lock.acquire() as lease:
         assert_type(lease, Lease)
@@ -101,7 +101,7 @@ async def robust_locks(redis: Redis) -> None:
     lock = AsyncRobustLock(redis, "name", ttl=30, engine="lua")
     assert_type(await lock.acquire(timeout=5), RobustLease)
     assert_type(await lock.try_acquire(), RobustLease | None)
-    assert_type(lock.hold(timeout=5), Hold[RobustLease])
+    assert_type(lock.acquire(timeout=5), Acquiring[RobustLease])
     assert_type(await lock.statistics(), LockStatistics)
     async with lock as lease:
         assert_type(lease, RobustLease)
@@ -135,7 +135,7 @@ async def semaphores(sync: Coordinator) -> None:
     found = await semaphore.statistics()
     assert_type(found, SemaphoreStatistics)
     assert_type(found.holders, tuple[PermitHolder, ...])
-    async with semaphore.hold(2) as lease:
+    async with semaphore.acquire(2) as lease:
         assert_type(lease, Lease)
 
 
@@ -147,7 +147,7 @@ async def read_write_locks(sync: Coordinator) -> None:
     assert_type(await rw.statistics(), ReadWriteStatistics)
     async with rw.read() as lease:
         assert_type(lease, Lease)
-        assert_type(rw.upgrade(lease, timeout=1), Hold[Lease])
+        assert_type(rw.upgrade(lease, timeout=1), Acquiring[Lease])
         assert_type(await rw.downgrade(lease), None)
 
 

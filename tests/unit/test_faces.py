@@ -162,12 +162,12 @@ def test_what_processes_wait_for_together_shows_no_more_than_asyncio_does(sync: 
     assert public(AsyncCountDownLatch(sync, "faces", 2)) == {"count", "count_down", "name", "wait"}
 
 
-async def test_a_hold_shows_nothing(sync: Coordinator) -> None:
-    """It is entered and left; all else is its inside, before and while it holds."""
-    hold = AsyncLock(sync, "faces").hold()
-    assert public(hold) == set()
-    async with hold as lease:
-        assert public(hold) == set()
+async def test_an_acquisition_shows_what_a_coroutine_has(sync: Coordinator) -> None:
+    """It is awaited or entered; all else is its inside, before and while it holds."""
+    acquiring = AsyncLock(sync, "faces").acquire()
+    assert public(acquiring) == {"close", "send", "throw"}
+    async with acquiring as lease:
+        assert public(acquiring) == {"close", "send", "throw"}
         assert isinstance(lease, Lease)
 
 

@@ -290,7 +290,7 @@ async def test_e1_text_that_can_not_be_encoded_and_nothing_at_all_are_value_erro
     with pytest.raises(ValueError):
         AsyncLock(Redis(), value)
     with pytest.raises(ValueError):
-        AsyncLock(Redis(), "a").hold(identity=value)
+        AsyncLock(Redis(), "a").acquire(identity=value)
 
 
 @pytest.mark.parametrize(

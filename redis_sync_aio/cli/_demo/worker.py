@@ -125,7 +125,7 @@ class Shop:
         if not self._job.locked:
             yield 0
             return
-        async with self._locks[product].hold(timeout=self._job.timeout) as lease:
+        async with self._locks[product].acquire(timeout=self._job.timeout) as lease:
             yield lease.fence
 
     async def _freeze_if_due(self, grant: int) -> None:
