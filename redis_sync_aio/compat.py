@@ -120,6 +120,8 @@ class Lock(RedisLock):
     ) -> None:  # fmt: skip
         self.redis: RedisClient = accepted(redis)  # no RedisLock.__init__: it ties the class to its client's scripts
         self.name = name  # its setter needs the client
+        for seconds, what in ((sleep, "sleep"), (blocking_timeout, "blocking_timeout")):
+            real_seconds(seconds, what)
         self.timeout: float | None = timeout
         self.sleep: float = sleep
         self.blocking: bool = blocking

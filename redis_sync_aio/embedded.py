@@ -25,6 +25,8 @@ from urllib.parse import quote
 
 from redis.asyncio import Redis
 
+from ._core.arguments import count, positive_seconds, require_bool, words
+
 __all__ = ["EmbeddedServer", "ServerNotFound", "ServerNotStarted", "find_server"]
 
 _VARIABLE: Final = "REDIS_SYNC_AIO_SERVER"
@@ -89,6 +91,9 @@ class EmbeddedServer:
         persistent: Write each change to disk before it is answered, so that `restart` can keep the data.
         start_timeout: Seconds until the server has to answer, loading its data included.
 
+    Raises:
+        TypeError, ValueError: An argument is bad. Nothing was started.
+
     Example:
         ```python
         from redis_sync_aio.embedded import EmbeddedServer
@@ -105,8 +110,10 @@ class EmbeddedServer:
         self, *, port: int | None = None, args: Sequence[str] = (), persistent: bool = False,
         start_timeout: float = 60.0,
     ) -> None:  # fmt: skip
-        self._asked_port, self._port = port, port or None
-        self._args, self._persistent, self._start_timeout = tuple(args), persistent, start_timeout
+        self._asked_port = None if port is None else count(port, "port")
+        self._port = port or None
+        self._args, self._persistent = words(args, "args"), require_bool(persistent, "persistent")
+        self._start_timeout = positive_seconds(start_timeout, "start_timeout")
         self._directory: Path | None = None  # None also in a forked child, which must not remove it
         self._processes: tuple[Popen[bytes], ...] = ()  # the server, its watchdog
         self._socket, self._paused = "", False

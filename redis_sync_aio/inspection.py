@@ -23,6 +23,7 @@ from ._client.cluster import Cluster
 from ._client.settings import Client, encode, response_timeout_of
 from ._client.topology import servers_of
 from ._core.arguments import Name, count, require_bool
+from ._core.display import shown as text_shown
 from ._core.keys import Keys, PermitKind, check_slot, lock_keys, permit_keys
 from ._core.prefixes import checked_prefix
 from ._inspection.patterns import check, compiled, exact, literal
@@ -50,6 +51,8 @@ SECOND_LOOK = 0.1
 
 def escape(name: str) -> str:
     """Return the pattern that only ``name`` matches, whatever characters it has."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be str, not {text_shown(name)}")
     return literal(name)
 
 

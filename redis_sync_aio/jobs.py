@@ -40,7 +40,7 @@ from ._acquire.binding import CoordinatorLike
 from ._acquire.implicit import hub_of, keys_of
 from ._client.settings import Client
 from ._core import logs
-from ._core.arguments import Seconds, one_of, timeout_seconds, ttl_ms
+from ._core.arguments import Seconds, one_of, require_text, timeout_seconds, ttl_ms
 from ._core.clock import now
 from ._core.display import shown, text
 from ._core.flight import Flight
@@ -144,10 +144,7 @@ def once(
 
 def slot_name(name: str, slot: object) -> str:
     """Return the name of one slot of a job; raise TypeError or ValueError for what is no name or no slot."""
-    if not isinstance(name, str):
-        raise TypeError(f"name must be str, not {shown(name)}")
-    if not name:
-        raise ValueError("name must not be empty")
+    require_text(name, "name")
     if slot is None:
         raise TypeError("slot must not be None: leave it out, or name what is done once")
     if isinstance(slot, datetime) and slot.microsecond:
@@ -414,7 +411,7 @@ def idempotent(
     if not all(callable(getattr(codec, what, None)) for what in ("dumps", "loads")):
         raise TypeError(f"codec must have the functions dumps and loads, as the module json has, not {shown(codec)}")
     if fingerprint is not None:
-        templates.append(check_template(fingerprint, "fingerprint"))
+        templates.append(require_text(check_template(fingerprint, "fingerprint"), "fingerprint"))
     one_of(on_interrupted, get_args(OnInterrupted), "on_interrupted")
     kept_ms, _ = ttl_ms(ttl, "ttl"), ttl_ms(lock_ttl, "lock_ttl")
     limit = (None if wait else 0.0) if isinstance(wait, bool) else timeout_seconds(wait)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypedDict, get_args
 
@@ -93,10 +93,6 @@ def _attached(observe: Observer | Iterable[Observer] | None) -> tuple[Attached, 
     """Return the observers that a caller gave: none, one, or several."""
     if observe is None:
         return ()
-    if not callable(observe) and not isinstance(observe, Iterable):
+    if isinstance(observe, (str, bytes, Mapping)) or not (callable(observe) or isinstance(observe, Iterable)):
         raise TypeError(f"observe must be a function of an event, or several, not {shown(observe)}")
-    observers = (observe,) if callable(observe) else tuple(observe)
-    for observer in observers:
-        if not callable(observer):
-            raise TypeError(f"an observer must be a function of an event, not {shown(observer)}")
-    return tuple(Attached(observer) for observer in observers)
+    return tuple(Attached(observer) for observer in ((observe,) if callable(observe) else observe))

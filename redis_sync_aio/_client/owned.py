@@ -11,6 +11,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel
 
+from .._core import arguments
 from .address import Address, parse_address
 from .settings import RedisClient
 
@@ -52,7 +53,7 @@ def owned_client(url: str, options: Mapping[str, Any] | None) -> OwnedClient:
     """
     if not isinstance(url, str):
         raise TypeError(f"the url must be str, not {type(url).__name__}")
-    address, more = parse_address(url), dict(options or {})
+    address, more = parse_address(url), arguments.options(options, "client_options")
     if address.topology == "server":
         return OwnedClient(Redis.from_url(address.url, **more))
     more = _from(address) | more

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from inspect import iscoroutinefunction
 from numbers import Real
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .display import shown
 
@@ -97,6 +98,39 @@ def is_async(function: object) -> bool:
     """Return whether it is a coroutine function, or an object that is called as one."""
     called = getattr(type(function), "__call__", None)  # noqa: B004
     return iscoroutinefunction(function) or iscoroutinefunction(called)
+
+
+def require_function(value: object, what: str) -> None:
+    """Raise TypeError unless ``value`` is called as a plain function: no class, and no coroutine function."""
+    if not callable(value) or isinstance(value, type) or is_async(value):
+        kind = "a coroutine function" if is_async(value) else shown(value)
+        raise TypeError(f"{what} must be a plain function, not {kind}")
+
+
+def require_text(value: object, what: str) -> str:
+    """Return ``value`` if it is text that is not empty; raises TypeError or ValueError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be str, not {shown(value)}")
+    if not value:
+        raise ValueError(f"{what} must not be empty")
+    return value
+
+
+def words(value: object, what: str) -> tuple[str, ...]:
+    """Return several texts as a tuple; raise TypeError for one text, and for anything that is not text."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{what} must be several str, not {shown(value)}")
+    found = tuple(value)
+    if wrong := [one for one in found if not isinstance(one, str)]:
+        raise TypeError(f"{what} must be several str, not {shown(wrong[0])}")
+    return found
+
+
+def options(value: object, what: str) -> dict[str, Any]:
+    """Return options by name as a dict, an empty one for None; raise TypeError for anything but a mapping."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a mapping of names to values, not {shown(value)}")
+    return dict(value or {})
 
 
 def count(value: object, what: str, least: int = 0) -> int:

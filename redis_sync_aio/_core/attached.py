@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from . import logs
+from .arguments import require_function
 
 if TYPE_CHECKING:
     from .events import Event
@@ -27,7 +28,10 @@ class Attached:
         pattern_of: PatternOf | None = None,
         on_close: Callable[[Attached], object] | None = None,
     ) -> None:
-        """Attach ``observer``. `observe_all` and coordinators do that."""
+        """Attach ``observer``. `observe_all` and coordinators do that. Raises TypeError for a bad argument."""
+        require_function(observer, "observer")
+        if pattern_of is not None:
+            require_function(pattern_of, "pattern_of")
         self._observer: Observer | None = observer
         self._pattern_of = pattern_of
         self._on_close = on_close

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar, overload
 
-from .arguments import Seconds, count, seconds, timeout_seconds
+from .arguments import Seconds, count, require_bool, require_function, seconds, timeout_seconds
 from .cancellation import cancel_repeatedly
 from .display import shown
 
@@ -72,6 +72,8 @@ class Backoff:
             raise ValueError(f"cap must be at least initial ({self.initial!r} s), not {shown(self.cap)}")
         if self.attempts is not None:
             count(self.attempts, "attempts")
+        require_bool(self.jitter, "jitter")
+        require_function(self.random, "random")
 
     def bound(self, attempt: int) -> float:
         """Return the largest delay before retry number ``attempt`` (from 0 on), in seconds."""
@@ -117,7 +119,7 @@ async def wait_until(
 
     Raises:
         TimeoutError: The time was up, or ``backoff`` ended, and the result was never true.
-        TypeError, ValueError: The timeout is bad.
+        TypeError, ValueError: An argument is bad.
 
     On cancellation nothing is left behind: no task is started.
 
@@ -129,6 +131,10 @@ async def wait_until(
         await wait_until(lambda: stock > 0, Backoff(initial=0.01, cap=0.2), timeout=5)
         ```
     """
+    if not callable(condition):
+        raise TypeError(f"condition must be a function without arguments, not {shown(condition)}")
+    if not isinstance(backoff, Backoff):
+        raise TypeError(f"backoff must be a Backoff, not {shown(backoff)}")
     limit = timeout_seconds(timeout)
     delays = iter(backoff)
     # Not anyio.move_on_after: before anyio 4.16 that swallows a cancellation of the turn in which the time is up.

@@ -8,6 +8,7 @@ from typing import Literal
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from .._core.arguments import require_bool
 from .._core.clock import wall_ns
 from .._core.events import Event, Granted, Lost, Released, Withdrawn
 from .._core.keys import NEVER_HELD
@@ -28,7 +29,7 @@ class Spans:
     def __init__(self, tracer: Tracer, acquire: AcquireSpans, hold: bool) -> None:
         self._tracer = tracer
         self._acquire = acquire
-        self._hold = hold
+        self._hold = require_bool(hold, "hold_spans")
         self._holds: dict[int, Span] = {}  # by request
         self._pid = os.getpid()
 

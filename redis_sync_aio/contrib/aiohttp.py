@@ -25,7 +25,7 @@ from aiohttp import web
 
 from .._client.settings import Client
 from .._core import logs
-from .._core.arguments import Seconds, is_async, require_bool
+from .._core.arguments import Seconds, is_async, options, require_bool
 from .._leases.hold import Acquiring
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
@@ -147,7 +147,8 @@ def hold_lock(
         ```
     """
     holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
-    return _decorator(RequestName(name, "name", values or {}), values or {}, holding, leave_when_gone)
+    given = options(values, "values")
+    return _decorator(RequestName(name, "name", given), given, holding, leave_when_gone)
 
 
 def hold_permit(
@@ -181,7 +182,8 @@ def hold_permit(
         ```
     """
     holding = _web.permit_holding(key, limit, timeout, ttl, max_waiting, status)
-    return _decorator(RequestName(key, "key", values or {}), values or {}, holding, leave_when_gone)
+    given = options(values, "values")
+    return _decorator(RequestName(key, "key", given), given, holding, leave_when_gone)
 
 
 def _decorator(

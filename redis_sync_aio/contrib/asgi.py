@@ -20,7 +20,7 @@ from typing import TypeAlias, cast
 from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._core import logs
-from .._core.arguments import Seconds, count, permits, timeout_seconds, ttl_ms
+from .._core.arguments import Seconds, count, permits, require_function, timeout_seconds, ttl_ms
 from .._core.keys import permit_keys
 from ..coordinator import Coordinator
 from ..errors import AcquireTimeout, LeaseLost, QueueFull
@@ -124,6 +124,8 @@ class Limit:
         retry_after: int = 1,
         applies_to: Callable[[Scope], bool] | None = None,
     ) -> None:
+        if not callable(app):
+            raise TypeError(f"app must be an ASGI application, not {app!r}")
         self._app = app
         self._limit = permits(limit, "limit")
         self._client = None if client is None else _web.check_source(client)
@@ -137,8 +139,8 @@ class Limit:
         if not isinstance(name, str):
             raise TypeError(f"name must be str, not {name!r}")
         permit_keys(name.encode(), "sem")
-        if applies_to is not None and not callable(applies_to):
-            raise TypeError(f"applies_to must be a function of the scope, not {applies_to!r}")
+        if applies_to is not None:
+            require_function(applies_to, "applies_to")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: the server calls this."""

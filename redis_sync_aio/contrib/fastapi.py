@@ -29,7 +29,7 @@ from fastapi.websockets import WebSocketState
 from starlette.requests import ClientDisconnect
 
 from .._core import logs
-from .._core.arguments import Seconds, one_of, require_bool
+from .._core.arguments import Seconds, one_of, options, require_bool, require_function
 from .._leases.hold import Acquiring
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
@@ -73,6 +73,8 @@ def lifespan_of(source: Source, *others: Lifespan) -> Callable[[FastAPI], Abstra
         ```
     """
     _web.check_source(source)
+    for other in others:
+        require_function(other, "a lifespan")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[SyncState]:
@@ -236,7 +238,8 @@ def hold_lock(
         ```
     """
     holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
-    return _depends(RequestName(name, "name", values or {}), values or {}, holding, leave_when_gone, scope)
+    given = options(values, "values")
+    return _depends(RequestName(name, "name", given), given, holding, leave_when_gone, scope)
 
 
 def hold_permit(
@@ -270,7 +273,8 @@ def hold_permit(
         ```
     """
     holding = _web.permit_holding(key, limit, timeout, ttl, max_waiting, status)
-    return _depends(RequestName(key, "key", values or {}), values or {}, holding, leave_when_gone, scope)
+    given = options(values, "values")
+    return _depends(RequestName(key, "key", given), given, holding, leave_when_gone, scope)
 
 
 def _depends(
@@ -303,8 +307,10 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
         also: More errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from commands of your own.
 
     Raises:
-        TypeError: ``also`` has something that is not a class of exceptions.
+        TypeError: ``app`` is no application, or ``also`` has something that is not a class of exceptions.
     """
+    if not isinstance(app, FastAPI):
+        raise TypeError(f"app must be a FastAPI application, not {app!r}")
     kinds = _web.answered_kinds(also)
 
     async def answer_group(connection: Request | WebSocket, group: Exception) -> Response | None:

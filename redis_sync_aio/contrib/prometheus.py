@@ -38,6 +38,8 @@ class PrometheusObserver:
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        if not isinstance(registry, CollectorRegistry):
+            raise TypeError(f"registry must be a CollectorRegistry, not {registry!r}")
         self._registry = registry
         self._metrics: list[Metric] = []
         self._closing = ExitStack()

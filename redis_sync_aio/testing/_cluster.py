@@ -10,6 +10,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
+from .._core import arguments
 from .._core.backoff import wait_until
 from ..embedded import EmbeddedServer
 from ._topology import PATIENCE, SOON, Topology, has_what, link_is_up, start_all, text
@@ -61,11 +62,18 @@ class ClusterTopology(Topology):
         isolation: bool = False,
         args: Iterable[str] = (),
     ) -> None:
-        if shards < 3 or replicas not in (0, 1):
-            raise ValueError(f"at least 3 shards, and 0 or 1 replicas of each: not {shards} and {replicas}")
-        self._shards, self._with_replicas, self._isolation, self._args = shards, bool(replicas), isolation, tuple(args)
-        self._bounds = bounds or [-(-SLOTS * number // shards) for number in range(shards + 1)]
-        self._node_timeout = node_timeout or (1.0 if replicas or isolation else 15.0)
+        if arguments.count(replicas, "replicas") > 1:
+            raise ValueError(f"replicas must be 0, or 1 for each shard, not {replicas}")
+        self._shards, self._with_replicas = arguments.count(shards, "shards", 3), bool(replicas)
+        self._isolation = arguments.require_bool(isolation, "isolation")
+        self._args = arguments.words(args, "args")
+        self._bounds = [-(-SLOTS * number // shards) for number in range(shards + 1)]
+        if bounds is not None:
+            self._bounds = [arguments.count(bound, "bounds") for bound in bounds]
+            if self._bounds != sorted({0, SLOTS, *self._bounds}) or len(self._bounds) != shards + 1:
+                raise ValueError(f"bounds must be 0, the first slot of each further shard, and {SLOTS}, not {bounds!r}")
+        silence = None if node_timeout is None else arguments.positive_seconds(node_timeout, "node_timeout")
+        self._node_timeout = silence or (1.0 if replicas or isolation else 15.0)
         self._forget()
 
     def _forget(self) -> None:

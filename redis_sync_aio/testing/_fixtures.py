@@ -12,13 +12,14 @@ import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 from urllib.parse import parse_qs, urlencode, urlsplit
 from weakref import WeakSet
 
 import redis as blocking
 from redis.asyncio import ConnectionPool, Redis
 
+from .._core.arguments import one_of, options, require_bool, require_text
 from ..coordinator import Coordinator
 from ..embedded import EmbeddedServer
 from ._idle import close_hubs, hubs_of, left_in_hubs, left_in_pool
@@ -89,11 +90,16 @@ def make_fixtures(
     """
     import pytest
 
+    one_of(scope, get_args(Scope), "scope")
+    require_text(prefix, "prefix")
+    require_bool(clean, "clean")
+    of_client, of_coordinator = options(client, "client"), options(coordinator, "coordinator")
+
     def make_client(request: pytest.FixtureRequest) -> Iterator[Redis]:
-        yield from client_fixture(request, request.getfixturevalue("sync_server"), client or {}, clean)
+        yield from client_fixture(request, request.getfixturevalue("sync_server"), of_client, clean)
 
     def make_coordinator(request: pytest.FixtureRequest) -> Iterator[Coordinator]:
-        yield from coordinator_fixture(request.getfixturevalue(f"{prefix}_client"), coordinator or {})
+        yield from coordinator_fixture(request.getfixturevalue(f"{prefix}_client"), of_coordinator)
 
     return Fixtures(
         pytest.fixture(scope=scope, name=f"{prefix}_client")(make_client),

@@ -14,6 +14,7 @@ from .._acquire.hub import Hub
 from .._acquire.implicit import client_of, hub_of
 from .._client.settings import Client, RedisClient
 from .._core.arguments import Name, Seconds, ttl_ms
+from .._core.display import shown
 from .._core.keys import PermitKeys
 from .._leases.grant import Grant
 from .._leases.lease import Lease, grant_of
@@ -44,6 +45,7 @@ async def lose(lease: Lease, reason: LossReason = "taken") -> None:
 
     Raises:
         ValueError: There is no such reason, the reason is "taken" for permits, or "released" without a body.
+        TypeError: ``lease`` is no lease.
         LeaseLost, NotHeld: The lease is not held any more.
 
     Example:
@@ -61,6 +63,8 @@ async def lose(lease: Lease, reason: LossReason = "taken") -> None:
     """
     if reason not in get_args(LossReason):
         raise ValueError(f"reason is one of {', '.join(get_args(LossReason))}; not {reason!r}")
+    if not isinstance(lease, Lease):
+        raise TypeError(f"lease must be a Lease, not {shown(lease)}")
     grant = grant_of(lease)
     grant.check()
     if reason == "released":

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeAlias, cast
 from redis.asyncio import Redis
 from redis.asyncio.connection import parse_url
 
+from .._core.arguments import is_async
 from .._core.display import shown
 from ..embedded import EmbeddedServer
 from ._faults import PASS, Action, Passage, Rule
@@ -194,6 +195,8 @@ class FaultProxy:
 
     def __init__(self, upstream: Upstream, tls: ssl.SSLContext | None = None) -> None:
         self._upstream = _address_of(upstream)
+        if tls is not None and not isinstance(tls, ssl.SSLContext):
+            raise TypeError(f"tls must be an SSLContext, not {shown(tls)}")
         self._tls = tls
         self._links: dict[asyncio.Task[None], _Link] = {}
         self._rules: list[Rule] = []
@@ -340,7 +343,7 @@ class FaultProxy:
 def _predicate(match: Match, of_text: Callable[[str | bytes], Predicate]) -> Predicate:
     if isinstance(match, (str, bytes)):
         return of_text(match)
-    if not callable(match):
+    if not callable(match) or is_async(match):
         raise TypeError(f"match must be str, bytes or a predicate on the arguments, not {shown(match)}")
     return match
 

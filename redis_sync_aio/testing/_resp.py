@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import sha1
 from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
+from .._core.display import shown
+
 _CRLF = b"\r\n"
 _LINES = frozenset("+-:_#,(")
 _BULKS = frozenset("$=!")
@@ -189,20 +191,30 @@ def encode(*args: bytes | str | int) -> bytes:
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
+def _part(text: str | bytes, what: str) -> bytes:
+    """Return text of a command as it is sent; raise TypeError for anything else, ValueError for nothing."""
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"{what} must be str or bytes, not {shown(text)}")
+    if not text:
+        raise ValueError(f"{what} must not be empty: every command has it")
+    return as_bytes(text)
+
+
 def command(name: str | bytes) -> Predicate:
     """Return a predicate: commands of this name, in any case; ``"CLIENT ID"`` names a subcommand."""
-    words = as_bytes(name).upper().split()
+    words = _part(name, "name").upper().split()
     return lambda args: [word.upper() for word in args[: len(words)]] == words
 
 
 def arg(part: str | bytes) -> Predicate:
     """Return a predicate: commands with these bytes in an argument; pushes with these bytes in their payload."""
-    return lambda args: any(as_bytes(part) in one for one in args)
+    wanted = _part(part, "part")
+    return lambda args: any(wanted in one for one in args)
 
 
 def script(sha: str | bytes) -> Predicate:
     """Return a predicate: calls of the script with this SHA1, by EVALSHA or EVAL."""
-    digest = as_bytes(sha).lower()
+    digest = _part(sha, "sha").lower()
 
     def calls(args: list[bytes]) -> bool:
         name, body = args[0].upper().removesuffix(b"_RO"), b"".join(args[1:2])

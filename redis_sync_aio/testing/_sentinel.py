@@ -10,6 +10,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
+from .._core import arguments
 from .._core.backoff import wait_until
 from ..embedded import EmbeddedServer, HeldPort, ServerNotStarted, hold_ports
 from ._topology import PATIENCE, SOON, Topology, has_what, link_is_up, start_all
@@ -78,12 +79,19 @@ class SentinelTopology(Topology):
     def __init__(
         self, sentinels: int = 3, *, group: str = "main", down_after: float = 1.0, args: Iterable[str] = ()
     ) -> None:
-        if sentinels < 1:
-            raise ValueError(f"sentinels is at least 1, not {sentinels}")
-        self._count, self._down_after, self._password = sentinels, down_after, secrets.token_hex(16)
+        self._count, self._password = arguments.count(sentinels, "sentinels", 1), secrets.token_hex(16)
+        self._down_after = arguments.positive_seconds(down_after, "down_after")
         peer = "--user", PEER, "on", f">{self._password}", "~*", "&*", "+@all"
-        self._args = *QUICKLY, *peer, "--masteruser", PEER, "--masterauth", self._password, *args
-        self.group: str = group
+        self._args = (
+            *QUICKLY,
+            *peer,
+            "--masteruser",
+            PEER,
+            "--masterauth",
+            self._password,
+            *arguments.words(args, "args"),
+        )
+        self.group: str = arguments.require_text(group, "group")
         self._forget()
 
     def _forget(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 from redis.asyncio import Redis
 
+from .._core import arguments
 from .._core.backoff import Backoff
 from ..embedded import EmbeddedServer
 
@@ -96,9 +97,8 @@ class IndependentServers(Topology):
     """
 
     def __init__(self, count: int = 5, *, args: Iterable[str] = (), persistent: bool = False) -> None:
-        if count < 1:
-            raise ValueError(f"count is at least 1, not {count}")
-        self._count, self._args, self._persistent = count, tuple(args), persistent
+        self._count, self._args = arguments.count(count, "count", 1), arguments.words(args, "args")
+        self._persistent = arguments.require_bool(persistent, "persistent")
         self._servers: tuple[EmbeddedServer, ...] = ()
 
     @property
