@@ -45,7 +45,7 @@ from ._core.clock import now
 from ._core.display import shown, text
 from ._core.flight import Flight
 from ._core.keys import SlotState, lock_keys, mark_key
-from ._core.marks import DONE, FINGERPRINT, NOT_KEPT, RESULT, is_done
+from ._core.marks import BEGINNING, DONE, FINGERPRINT, NOT_KEPT, RESULT, is_done, is_forgotten
 from ._core.name_templates import check_template, escaped, names_from, text_of, without_fields
 from ._core.slot_times import DAY, SlotName
 from ._leases.hold import leave_unentered
@@ -349,7 +349,8 @@ async def forget(client: Client | CoordinatorLike, name: str, *, slot: object = 
 
     async def body(tx: Transaction) -> None:
         nonlocal seen
-        seen = bool(await tx.exists(key)) or seen  # an earlier attempt may have been executed unheard
+        found = await tx.getrange(key, 0, BEGINNING - 1)
+        seen = bool(found and not is_forgotten(found)) or seen  # an earlier attempt may have been executed unheard
         tx.multi()
         tx.delete(key)
 

@@ -14,6 +14,8 @@ FENCE = "begun"
 """The part that has the fence of the run, so that no two runs write the same text."""
 FORGOTTEN = "raised"
 """The part of a mark that counts as none: its run raised. Late copies of earlier changes find it, and do nothing."""
+BEGINNING = 256
+"""Bytes of a mark that tell its state. One that is longer has a result."""
 FORGOTTEN_MS = 60_000
 """Lifetime of a mark that counts as none."""
 
@@ -25,6 +27,12 @@ def said_by(text: str | bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def is_forgotten(text: str | bytes) -> bool:
+    """Return True if a mark counts as none; its beginning is enough."""
+    said = said_by(text)
+    return said is not None and FORGOTTEN in said
 
 
 def is_done(said: Mapping[str, Any]) -> bool:

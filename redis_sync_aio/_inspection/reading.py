@@ -13,7 +13,7 @@ from .._client.error_replies import error_code
 from .._client.resp import Reply, ReplyError, Words
 from .._core.display import text
 from .._core.keys import NEVER_HELD, Keys, LockKeys, PermitKeys, PermitKind, SlotState, mark_key, record_key
-from .._core.marks import is_done, said_by
+from .._core.marks import BEGINNING, is_done, is_forgotten, said_by
 from .._engine.watch_dialogue import pairs
 from .._engine.watch_permits import permits_of, state_numbers
 from .._scripts.constants import WRITER_WEIGHT
@@ -29,9 +29,6 @@ TOMBSTONES = 16
 HOLDERS, LEFT, FENCE, STATE = "who holds it", "the time left of its lease", "its fence", "its limit and fences"
 QUEUE, ALIVE, MARK = "its queue", "which of its waiters are alive", "the mark of its job"
 """The facts that a server may refuse to show, in words."""
-
-MARK_BYTES = 256
-"""Bytes of a mark that are read. One that is longer has a result."""
 
 KINDS: dict[PermitKind, Kind] = {
     "sem": "semaphore",
@@ -230,7 +227,7 @@ class LockReading(_Reading):
 
     def then_asked(self) -> list[Words]:
         """See `Reading`."""
-        mark: list[Words] = [(b"GETRANGE", self._mark, 0, MARK_BYTES - 1)] if self._mark_left != -2 else []
+        mark: list[Words] = [(b"GETRANGE", self._mark, 0, BEGINNING - 1)] if self._mark_left != -2 else []
         return [(b"HGET", self._record, b"fence"), *mark, *self._about_queue()]
 
     @property
@@ -243,10 +240,10 @@ class LockReading(_Reading):
         state: SlotState | None = None
         if not (isinstance(reply, ReplyError) and error_code(str(reply)) == "NOPERM"):  # an optional right
             found = self._usable(reply, self._mark, MARK)
-            if found == b"":
+            if found is not None and (found == b"" or is_forgotten(found)):
                 return None
             said = None if found is None else said_by(found)
-            if found is not None and (len(found) == MARK_BYTES or (said is not None and is_done(said))):
+            if found is not None and (len(found) == BEGINNING or (said is not None and is_done(said))):
                 state = "done"
             elif said is not None:
                 state = "running" if self._holder is not None else "failed"
