@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import anyio
 
+from .clock import now
+
 T = TypeVar("T")
 
 SWALLOWED = sys.version_info < (3, 12)
@@ -78,19 +80,26 @@ async def in_time(outcome: asyncio.Future[T], limit: float, release: str, error:
     raise error
 
 
-async def wait_shielded(task: asyncio.Task[T]) -> T:
-    """Return the result of ``task``. A cancellation is raised when it is over, and does not reach it.
+async def wait_shielded(task: asyncio.Task[T], limit: float = math.inf) -> T:
+    """Return the result of ``task``. A cancellation is raised when the task has ended, and does not reach it.
 
-    Of several it is the latest; of one by anyio and one by others, that of the others.
+    Of several it is the latest; of one by anyio and one by others, that of the others. After the first, the task has
+    ``limit`` seconds more; then it is cancelled.
     """
     cancelled: asyncio.CancelledError | None = None
+    ends = math.inf
     while not task.done():
+        left = ends - now()
+        if left <= 0:
+            task.cancel()
         try:
             # anyio repeats its own in every turn of the loop, but for a shield.
             with nullcontext() if cancelled is None else anyio.CancelScope(shield=True):
-                await asyncio.wait([task])
+                await asyncio.wait([task], timeout=left if 0 < left < math.inf else None)
         except asyncio.CancelledError as error:
-            if cancelled is not None:
+            if cancelled is None:
+                ends = now() + limit
+            else:
                 error.__context__ = cancelled  # for `first_of`
             cancelled = error
     if cancelled is not None:

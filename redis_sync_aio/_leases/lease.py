@@ -198,7 +198,8 @@ class Lease:
             PartiallyApplied: A command failed when it ran. The others were executed.
             ValueError: At the call: the locks of a `MultiLease` are in several hash slots of a cluster.
 
-        On cancellation nothing was written, unless EXEC was in flight: then all was written, or nothing.
+        On cancellation inside the block nothing is written. At its end the commit is finished before the cancellation
+        is raised, within ``exit_timeout`` of the coordinator. If that was too short, all was written, or nothing.
 
         Example:
             ```python
@@ -215,6 +216,7 @@ class Lease:
             grant,
             grant.manager.members_of(grant),
             retry_for=settings.retry_for,
+            exit_timeout=settings.exit_timeout,
             response_timeout=settings.asked_response_timeout,
         )
         return GuardedTransaction(servers_of(settings.client), guard)

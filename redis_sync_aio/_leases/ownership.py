@@ -66,13 +66,20 @@ class GrantGuard:
     """The guard of `Lease.transaction`: the server confirms that all ``members`` of a grant are held."""
 
     def __init__(
-        self, grant: Owned, members: Sequence[Owned], *, retry_for: float, response_timeout: float | None
+        self,
+        grant: Owned,
+        members: Sequence[Owned],
+        *,
+        retry_for: float,
+        exit_timeout: float,
+        response_timeout: float | None,
     ) -> None:
         self._grant = grant
         self._members = [(member, Ownership(member.keys, member.wire_token)) for member in members]
         self.keys = tuple(key for _, ownership in self._members for key in ownership.watched())
         self.name = grant.name
         self.retry_for = retry_for
+        self.exit_timeout = exit_timeout
         self.response_timeout = response_timeout
         self.check = grant.check
         self.committing = grant.committing

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol, Self
 from .._client.error_replies import is_transient
 from .._client.retry import AFTER_CONFLICT, RETRY
 from .._client.topology import Topology
+from .._core.cancellation import undo_in, wait_shielded
 from .._core.clock import now
 from .._core.display import text
 from ..errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
@@ -39,6 +40,11 @@ class CommitGuard(Precheck, Protocol):
     @property
     def response_timeout(self) -> float | None:
         """Seconds for which an answer may be waited for; None: as the client says."""
+        ...
+
+    @property
+    def exit_timeout(self) -> float:
+        """Seconds for which a commit goes on after a cancellation."""
         ...
 
     def check(self) -> None:
@@ -90,25 +96,33 @@ class GuardedTransaction(Transaction):
         if error is not None:
             await self._body.failed(self, error)
             return
-        self._guard.committing(1)
         try:
-            self.replies = await self._commit_while_held()
-        except BaseException as failure:
+            self._check_commit()
+        except SyncError:
+            await self._end(drop=False)
+            raise
+        self._guard.committing(1)
+        # The body has had its effects, so a cancellation does not keep its writes from being made.
+        loop = asyncio.get_running_loop()
+        committing = loop.create_task(self._commit_while_held(), name="redis_sync_aio commit")
+        try:
+            await wait_shielded(committing, self._guard.exit_timeout)
+        except BaseException:
+            undo_in(loop, committing.cancel)  # it runs if this coroutine is closed
             if not self._session.in_doubt:
                 self._guard.committing(-1)  # else EXEC may still be in flight, which stays noted
-            await self._end(drop=isinstance(failure, asyncio.CancelledError))
+            await self._end(drop=not committing.done())
             raise
         self._guard.committing(-1)
         await self._end(drop=False)
 
-    async def _commit_while_held(self) -> Replies:
+    async def _commit_while_held(self) -> None:
         """Commit, and again the same commands as long as nothing was done and the lease holds.
 
         A renewal, or another holder's permit, changes the watched key, too. So an EXEC that did nothing says only that
         the token has to be compared again. Bounded by ``retry_for`` of the coordinator, and by the
         deadline of the lease: `check` looks at the clock.
         """
-        self._check_commit()
         session, ends = self._session, now() + self._guard.retry_for
         failures, touched = iter(RETRY), iter(AFTER_CONFLICT)
         conflicts = 0
@@ -130,7 +144,8 @@ class GuardedTransaction(Transaction):
             if isinstance(outcome, ExecUnanswered):
                 raise self._unknown() from outcome.cause
             if outcome is not None:
-                return outcome
+                self.replies = outcome
+                return
             conflicts += 1
             await session.begin_again()
             delay = next(touched)

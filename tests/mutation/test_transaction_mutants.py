@@ -82,7 +82,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "it is not given back after an error": Mutant(Transaction, "_end", "await self._session.give_back(drop)"),
     "it is lost when nobody waits for it any more": Mutant(
-        checkout, "_give_back_opened", '_start(CheckedOut(client, connecting.result())._give_back(False), "release")'
+        checkout, "_give_back_opened", "_start_giving_back(CheckedOut(client, connecting.result()), drop=False)"
     ),
     # turns
     "nobody looks whose turn it is": Mutant(TurnCheck, "commands", "if self._asks else ()", "if False else ()"),

@@ -226,6 +226,52 @@ async def test_what_it_read_and_its_costs(it: Wired, own: Coordinator) -> None:
     await lease.release()
 
 
+@pytest.mark.parametrize("at", ["WATCH", "MULTI"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+async def test_a_cancellation_at_the_end_of_the_block_is_raised_after_the_commit(
+    it: Wired, at: str, again: bool
+) -> None:
+    """What the body has done is recorded, whichever command is in flight; the lease is released after that."""
+    async with Coordinator(it.direct, exit_timeout=20) as own:
+        lease = await acquired(it, own)
+        rule = it.proxy.on(at, HOLD)
+
+        async def work() -> None:
+            async with lease, lease.transaction() as tx:
+                tx.multi()
+                tx.incr(it.done)
+
+        working = asyncio.create_task(work())
+        await rule.fired.wait()
+        working.cancel()
+        await asyncio.sleep(0)
+        if again:
+            working.cancel()
+            await asyncio.sleep(0)
+        assert not working.done()
+        rule.release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert await it.direct.get(it.done) == b"1"
+        assert await own.lock(f"{it.key}:lock").try_acquire() is not None
+
+
+async def test_a_cancelled_commit_takes_no_longer_than_the_exit_timeout(it: Wired) -> None:
+    """Then the cancellation is raised; nothing was written, since EXEC was not sent."""
+    async with Coordinator(it.direct, exit_timeout=0.2) as own:
+        lease = await acquired(it, own)
+        rule = it.proxy.on("WATCH", HOLD)
+        committing = asyncio.create_task(commit(it, lease))
+        await rule.fired.wait()
+        committing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(20):
+                await committing
+        rule.release.set()
+        await lease.release()
+    assert await it.direct.get(it.done) is None
+
+
 async def test_a_key_of_the_bodys_own_is_a_conflict(it: Wired, own: Coordinator) -> None:
     lease = await AsyncLock(own, f"{it.key}:lock").acquire()
     with pytest.raises(Conflict, match=f"The lease on '{it.key}:lock' still holds") as caught:  # noqa: PT012
