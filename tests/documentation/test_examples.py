@@ -52,6 +52,7 @@ async def run(*arguments: str, **more: str) -> tuple[int | None, str]:
     return process.returncode, output.decode()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("script", "url", "ends"),
     [
@@ -209,6 +210,7 @@ async def test_config_readers_without_the_lock_would_see_half_of_a_change(redis:
 # -- a leader ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 async def test_the_leader_outlives_a_server_and_is_followed_by_another() -> None:
     code, output = await run("-W", "error", "examples/leader.py")
     assert code == 0, output
@@ -229,6 +231,7 @@ async def test_a_leader_that_is_stopped_or_killed_is_followed_by_another() -> No
 # -- work that is handed over, and work that is done once --------------------------------------------------
 
 
+@pytest.mark.ci
 async def test_a_worker_releases_what_the_api_has_taken() -> None:
     code, output = await run("-W", "error", "examples/handover.py")
     assert code == 0, output
@@ -239,6 +242,7 @@ async def test_a_worker_releases_what_the_api_has_taken() -> None:
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.timing
 async def test_each_slot_of_a_schedule_comes_to_its_end_once() -> None:
     code, output = await run("-W", "error", "examples/nightly.py")
@@ -307,6 +311,7 @@ async def test_transfer_refuses_to_write_under_an_older_fence(redis: Redis, riva
 # -- a saga ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 async def test_order_saga_is_undone_by_the_next_holder() -> None:
     code, output = await run("-W", "error", "examples/order_saga.py")
     assert code == 0, output
@@ -332,6 +337,7 @@ async def test_order_saga_s_steps_may_run_twice_and_for_nothing(redis: Redis) ->
 # -- pytest fixtures ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 async def test_pytest_fixtures_pass() -> None:
     code, output = await run("-m", "pytest", "-n0", "examples/pytest_fixtures.py")
     assert code == 0, output

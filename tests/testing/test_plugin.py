@@ -288,6 +288,7 @@ RUNNERS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_what_the_end_of_the_loop_would_hide_is_told(tmp_path: Path, runner: str) -> None:
     """The runner cancels the tasks that a test left, and closes its coordinators, before any fixture can look."""
@@ -350,6 +351,7 @@ async def test_another(sync_server, sync_client, sync_coordinator):
 """
 
 
+@pytest.mark.ci
 def test_a_server_that_a_test_left_paused_or_dead_serves_the_next_one(tmp_path: Path) -> None:
     """The tests that did so are named if tests are to leave nothing; the others pass in any case."""
     options = ("--timeout=60", "-p", "pytest_timeout", *asyncio_options("auto", "function"))
@@ -404,6 +406,7 @@ def test_a_run_that_uses_no_fixture_imports_neither_redis_nor_the_package(tmp_pa
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are not next to these tests")
 def test_the_example_passes(tmp_path: Path) -> None:
     files = {name: (EXAMPLES / f"{name}.py").read_text() for name in ("seats", "test_seats")}
