@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .arguments import is_async
 from .clock import wall_ns
 from .display import shown
-from .name_templates import Fill, check_fields, fields_of, fill_of, parts_of
+from .name_templates import Fill, check_fields, fill_of, parts_of
 
 NOW = "now"
 """The field of the time."""
@@ -65,7 +65,7 @@ class SlotName:
         fields = [part for part in parts_of(template) if part.root == NOW]
         self._specs = [part.spec for part in fields]
         for part in fields:
-            if part.field != f"{{{NOW}:{part.spec}}}" or not part.spec or fields_of(part.field) != {NOW}:
+            if part.field != f"{{{NOW}:{part.spec}}}" or not part.spec or "{" in part.spec:
                 raise ValueError(
                     f"{part.field} in {template!r} has no format, or not only a format: write the time as "
                     "{now:%Y-%m-%d}, which makes a slot for each day"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, cast, get_args
 
 from .._acquire.binding import CoordinatorLike
@@ -96,8 +96,7 @@ async def steal(source: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 
     return token
 
 
-@contextmanager
-def freeze_renewals(source: Client | CoordinatorLike) -> Iterator[None]:
+def freeze_renewals(source: Client | CoordinatorLike) -> AbstractContextManager[None]:
     """Send no renewals in the ``with`` block, so that leases end with their ttl (reason "expired").
 
     `Lease.extend` still works. At the end of the block the leases that are still held are renewed.
@@ -117,6 +116,24 @@ def freeze_renewals(source: Client | CoordinatorLike) -> Iterator[None]:
             await lease.lost.wait()
         ```
     """
+    return _Frozen(_frozen(source))
+
+
+class _Frozen(AbstractContextManager[None]):
+    """A context manager that is no decorator: over a coroutine function it would end before the function runs."""
+
+    def __init__(self, inside: AbstractContextManager[None]) -> None:
+        self._inside = inside
+
+    def __enter__(self) -> None:
+        self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inside.__exit__(*error)
+
+
+@contextmanager
+def _frozen(source: Client | CoordinatorLike) -> Iterator[None]:
     hub = hub_of(source)
     renewals: Any = hub.manager.renewals
     if "renew_if_due" in vars(renewals):

@@ -24,6 +24,7 @@ from redis_sync_aio.testing import (
     SentinelTopology,
     arg,
     command,
+    freeze_renewals,
     lose,
     make_fixtures,
     script,
@@ -123,6 +124,13 @@ def test_a_bad_argument_is_refused_where_it_is_given(use: Use, bad: Any) -> None
     with pytest.raises(REFUSED) as refused:
         use(bad)
     assert str(refused.value)
+
+
+def test_frozen_renewals_are_no_decorator() -> None:
+    """Over a coroutine function they would be frozen until it is called, and not while it runs."""
+    decorate: Any = freeze_renewals(CLIENT)
+    with pytest.raises(TypeError, match="not callable"):
+        decorate(coroutine_function)
 
 
 @pytest.mark.parametrize("bad", [None, 5, ""])
