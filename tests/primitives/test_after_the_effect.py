@@ -29,10 +29,12 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.jobs import Codec, OnInterrupted, idempotent, once
-from redis_sync_aio.testing import FaultProxy
+from redis_sync_aio.testing import FaultProxy, answer_error
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
+from ..support.wired import MARK
 
 both = pytest.mark.parametrize("on_interrupted", ["again", "raise"])
 
@@ -432,3 +434,84 @@ async def test_nothing_is_logged_for_a_job_that_ends_well(sync: Coordinator, cap
     with caplog.at_level(logging.INFO):
         assert await work() == await work() == 1
     assert not caplog.records
+
+
+# -- the server --------------------------------------------------------------------------------------------
+
+
+async def test_a_result_is_kept_when_the_server_is_out_of_memory(sync: Coordinator, redis: Redis) -> None:
+    async def work() -> int:
+        await redis.config_set("maxmemory", 1)
+        return 1
+
+    async def refused() -> int:
+        raise AssertionError("it runs again")
+
+    try:
+        assert await idempotent(sync, "pay")(work)() == 1
+        await redis.config_set("maxmemory", 0)
+        async with once(sync, "job", on_crash="again") as lease:
+            assert lease is not None
+            await work()
+    finally:
+        await redis.config_set("maxmemory", 0)
+    assert await idempotent(sync, "pay")(refused)() == 1
+    async with once(sync, "job", on_crash="again") as lease:
+        assert lease is None
+
+
+@both
+@pytest.mark.parametrize("refusals", [1, 2], ids=["the result", "everything"])
+async def test_a_result_that_the_server_refuses_is_returned(
+    server: EmbeddedServer, other: Coordinator, on_interrupted: OnInterrupted, refusals: int
+) -> None:
+    """Later calls are told that it was not kept; if the server takes no mark at all, they go by ``on_interrupted``."""
+    runs = 0
+    async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client) as sync:
+
+        async def work() -> int:
+            nonlocal runs
+            runs += 1
+            if runs == 1:
+                proxy.on(MARK, answer_error("ERR too large"), times=refusals)
+            return runs
+
+        assert await idempotent(sync, "pay", on_interrupted=on_interrupted)(work)() == 1
+    later = idempotent(other, "pay", on_interrupted=on_interrupted)(work)
+    if refusals == 1:
+        with pytest.raises(ResultNotKept, match="ERR too large"):
+            await later()
+    elif on_interrupted == "raise":
+        with pytest.raises(RunInterrupted):
+            await later()
+    else:
+        assert await later() == 2
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_jobs_run_where_scripts_are_not_allowed(redis: Redis, make_client: MakeClient, push: Push) -> None:
+    untyped: Any = redis
+    await untyped.acl_setuser("jobs", enabled=True, nopass=True, keys="*", channels="*", commands=["+@all", "-eval"])
+    await untyped.acl_setuser("jobs", enabled=True, commands=["-evalsha", "-script"])
+    runs = 0
+
+    async def work() -> int:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise LookupError
+        return runs
+
+    try:
+        async with make_client(username="jobs", password="any") as client, Coordinator(client, push=push) as sync:
+            pay = idempotent(sync, "pay", on_interrupted="raise")(work)
+            with pytest.raises(LookupError):
+                await pay()
+            assert await asyncio.gather(*(pay() for _ in range(5))) == [2] * 5
+            for on_crash in ("skip", "again"):
+                async with once(sync, "job", slot=on_crash, on_crash=on_crash) as lease:
+                    assert lease is not None
+                async with once(sync, "job", slot=on_crash, on_crash=on_crash) as lease:
+                    assert lease is None
+    finally:
+        await untyped.acl_deluser("jobs")
