@@ -209,6 +209,8 @@ class Compensation:
         if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
             # The body's error propagates; the cancellation stays due.
             redeliver_cancellation(undoing.cancelled, self._cancelling)
+        if undoing.stop is not None:
+            raise undoing.stop
 
     def _may_undo(self) -> bool:
         """Return whether recorded steps are ours to run, and not another holder's."""

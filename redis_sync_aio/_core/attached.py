@@ -38,12 +38,12 @@ class Attached:
         self._failed = False
 
     def _take(self, event: Event) -> None:
-        """Give ``event`` to the observer. Its first error is logged; errors change nothing else."""
+        """Give ``event`` to the observer. Its first error is logged; errors change nothing else here."""
         if self._observer is None:
             return
         try:
             self._observer(event)
-        except Exception as error:
+        except BaseException as error:
             self._report(error)
 
     def _pattern(self, name: str) -> str | None:
@@ -52,15 +52,16 @@ class Attached:
             return None
         try:
             pattern = self._pattern_of(name)
-        except Exception as error:
+        except BaseException as error:
             self._report(error)
             return None
         return pattern if isinstance(pattern, str) else None
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         if not self._failed:
             self._failed = True
             logs.observer_failed(repr(self._observer), error)
+        logs.raise_later(error)
 
     def close(self) -> None:
         """Stop calling the observer. Idempotent, in any thread. A call that has begun in another thread goes on."""

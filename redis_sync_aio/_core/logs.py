@@ -6,6 +6,7 @@ are attributes as well (``record.lock``, ``record.fence`` …), for handlers tha
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import traceback
@@ -37,10 +38,27 @@ def _harmless() -> Iterator[None]:
     """
     try:
         yield
-    except Exception:
+    except BaseException as error:
         if logging.raiseExceptions:
             with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
                 traceback.print_exc()
+        raise_later(error)
+
+
+def raise_later(error: BaseException, of_task: bool = False) -> None:
+    """Raise an error of the application's code, unless it is an Exception, in a callback of its own.
+
+    Where that code was called, our state has to move on. asyncio ends the loop for SystemExit and KeyboardInterrupt
+    (and has done so if they ended a task, ``of_task``), and gives everything else, such as what `pytest.fail` raises,
+    to the exception handler of the loop.
+    """
+    if not isinstance(error, Exception) and not (of_task and isinstance(error, (SystemExit, KeyboardInterrupt))):
+        with suppress(RuntimeError):  # no loop runs here
+            asyncio.get_running_loop().call_soon(_raise, error)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 # -- leases ------------------------------------------------------------------------------------------------
@@ -278,7 +296,7 @@ def outcome_not_taken(name: str) -> None:
 # -- observers ---------------------------------------------------------------------------------------------
 
 
-def observer_failed(observer: str, error: Exception) -> None:
+def observer_failed(observer: str, error: BaseException) -> None:
     """Log what an observer raised, the first time."""
     message = (
         "the observer %(observer)s raised an error. It is called again, and what else it raises is not logged: an "

@@ -123,12 +123,14 @@ def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: st
 class UndoRunner:
     """Runs steps one after the other for the current task, which may be cancelled meanwhile.
 
-    ``cancelled`` is the first cancellation that arrived, ``errors`` are those of the steps.
+    ``cancelled`` is the first cancellation that arrived, ``errors`` are those of the steps. ``stop`` is the first one
+    that is no Exception, such as KeyboardInterrupt: it is raised when the other steps have run.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.cancelled: asyncio.CancelledError | None = None
+        self.stop: BaseException | None = None
         self.errors: list[Exception] = []
         self.count = 0
 
@@ -144,8 +146,10 @@ class UndoRunner:
                 task.cancel()
                 await self._wait(task, GRACE)
         error = _error(task, what, self._timeout if overdue else None)
-        if error is not None:
+        if isinstance(error, Exception):
             self.errors.append(error)
+        else:
+            self.stop = self.stop or error
         return error is None
 
     async def _wait(self, task: asyncio.Task[object], seconds: float) -> None:
@@ -165,7 +169,7 @@ class UndoRunner:
         return failed
 
 
-def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Exception | None:
+def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> BaseException | None:
     if not task.done():
         _left_behind.add(task)
         task.add_done_callback(_ended_late)
@@ -175,10 +179,7 @@ def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Exce
         if overdue is not None:
             return UndoFailed.too_long(what, seconds=overdue, ended=True)
         return UndoFailed.cancelled(what)
-    error = task.exception()
-    if error is None or isinstance(error, Exception):
-        return error
-    raise error  # KeyboardInterrupt, SystemExit
+    return task.exception()
 
 
 def _ended_late(task: asyncio.Task[object]) -> None:
@@ -206,6 +207,8 @@ async def compensate(lease: Grant, record: WorkRecord, registry: Mapping[str, Un
         if failure is not None:
             undoing.cancelled.add_note(f"redis_sync_aio: {failure}")
         raise undoing.cancelled  # the same object: anyio knows its own by the message
+    if undoing.stop is not None:
+        raise undoing.stop
     lease.check()
     if failure is not None:
         raise failure

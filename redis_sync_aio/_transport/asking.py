@@ -19,6 +19,7 @@ from .._client.primary_pool import Address
 from .._client.redis_py import write
 from .._client.resp import Reply, ReplyError, Words, pack
 from .._client.retry import MIN_ATTEMPT
+from .._core import logs
 from .._core.cancellation import cancel_repeatedly
 from .._core.clock import now
 from .call import Call
@@ -57,6 +58,8 @@ class Asking:
     def _ended(self, call: Call, answer: str, task: asyncio.Task[Reply]) -> None:
         unsettled = self._tasks.pop(call, None) is not None
         error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logs.raise_later(error, of_task=True)
         if call.over or not unsettled:
             return
         if not task.cancelled() and error is None:

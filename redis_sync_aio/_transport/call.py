@@ -124,8 +124,9 @@ class Call:
             self.reply = reply
             try:
                 self.done(self)
-            except Exception as error:
+            except BaseException as error:
                 self._end_by(not_understood(self.name, error))
+                logs.raise_later(error)
 
     def fail(self, error: SyncError) -> None:
         """Finish with an error."""
@@ -137,15 +138,16 @@ class Call:
         self.reply, self.error = None, error
         try:
             self.done(self)
-        except Exception:
+        except BaseException as failure:
             logs.outcome_not_taken(text(self.name))
+            logs.raise_later(failure)
 
     def forget(self) -> None:
         """Finish without calling ``done``: never send the command again, and ignore its reply."""
         self.over = True
 
 
-def not_understood(name: bytes, error: Exception) -> SyncError:
+def not_understood(name: bytes, error: BaseException) -> SyncError:
     """Log that reading a reply about ``name`` raised ``error``, and return the error to raise."""
     logs.useless_answer(text(name), error)
     found = SyncError.useless_reply(text(name), error)

@@ -8,6 +8,7 @@ from typing import Protocol
 from redis.asyncio import Redis
 
 from .._client.redis_py import AdoptedConnection, open_connection
+from .._core import logs
 from .._core.cancellation import cancellations, cancelled
 from .._core.clock import now
 from . import failures
@@ -96,6 +97,7 @@ class Connector:
                 self._link.connect()
         elif (error := task.exception()) is not None:
             self._link.broken(error)
+            logs.raise_later(error, of_task=True)
 
     async def _connect(self) -> None:
         """Try until a connection is established, connecting is refused for good, or nobody needs it."""

@@ -24,6 +24,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
+from .._core import logs
 from .._core.cancellation import cancel_repeatedly, cancelled
 from .._core.clock import now
 
@@ -92,8 +93,9 @@ class EndpointWatch:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._checking = None
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._due = now() + AFTER_FAILURE  # raised by a connection class, or a resolver, of the caller
+            logs.raise_later(error, of_task=True)
 
     async def _ask_sentinel(self) -> str:
         pool: Any = self._client.connection_pool

@@ -99,6 +99,7 @@ class PoolExecutor:
         if not task.cancelled() and (error := task.exception()) is not None:
             queue = self._queues[name]
             queue[0].fail(unanswered(queue[0].keys, error))
+            logs.raise_later(error, of_task=True)
             self._start(name)
 
     async def _work(self, name: bytes) -> None:

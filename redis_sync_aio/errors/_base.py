@@ -24,7 +24,7 @@ class SyncError(Exception):
         return _restore, (type(self), self.args), vars(self)
 
     @staticmethod
-    def useless_reply(name: str, error: Exception) -> SyncError:
+    def useless_reply(name: str, error: BaseException) -> SyncError:
         """Return the error for a reply about ``name`` that could not be read, because of ``error``."""
         return SyncError(
             f"Redis answered a command for {name!r}, and the reply could not be used: {type(error).__name__}: {error}. "

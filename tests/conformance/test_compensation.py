@@ -51,6 +51,28 @@ async def work() -> Work:
     return Work()
 
 
+class Stop(BaseException):
+    """As what `pytest.fail` raises."""
+
+
+async def test_a_step_that_raises_no_exception_does_not_keep_the_others_from_running(work: Work) -> None:
+    """It is raised after that: the error of the body is its context."""
+    stop, error = Stop(), ValueError()
+
+    async def fails() -> None:
+        async with Compensation() as undo:
+            undo.push(work.undo, 1)
+            undo.push(work.fail, stop)
+            undo.push(work.undo, 2)
+            raise error
+
+    with pytest.raises(Stop) as raised:
+        await fails()
+    assert work.done == [2, stop, 1]
+    assert raised.value is stop
+    assert stop.__context__ is error
+
+
 async def test_on_success_none_runs(work: Work) -> None:
     async with Compensation() as undo:
         undo.push(work.undo, 1)

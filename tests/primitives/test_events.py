@@ -17,6 +17,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import pytest
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -35,6 +36,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.compat import Lock
+from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.instrumentation import (
     ConnectionLost,
@@ -51,7 +53,7 @@ from redis_sync_aio.instrumentation import (
 )
 
 from ..conftest import MakeClient
-from ..support.body import FAST
+from ..support.body import FAST, waits
 from ..support.inspecting import seen
 from .conftest import PRIMITIVES, Make, Primitive
 
@@ -545,16 +547,57 @@ async def test_an_observer_that_raises_is_logged_once_and_changes_nothing(
 
 
 class Stop(BaseException):
-    """Ends a program, as KeyboardInterrupt does."""
+    """What no `except Exception` catches, as what `pytest.fail` raises."""
 
 
-async def test_what_ends_a_program_is_not_caught(redis: Redis) -> None:
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_what_is_no_exception_comes_out_of_the_loop(make_client: MakeClient, push: Push) -> None:
+    """An observer is called in tasks and in callbacks. Leases are acquired, released and lost all the same."""
+    loop, raised, wanted = asyncio.get_running_loop(), list[object](), list[type[Event]]()
+    loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+
     def stops(event: Event) -> None:
-        if isinstance(event, Requested):
-            raise Stop
+        wanted.append(type(event))
+        raise Stop(event)
 
-    with observe_all(stops), pytest.raises(Stop):
-        await AsyncLock(redis, "x").acquire()
+    def no_pattern(name: str) -> str:
+        raise Stop(name)
+
+    with observe_all(stops, pattern_of=no_pattern):
+        async with Coordinator(make_client(), push=push) as sync, asyncio.timeout(60):
+            lock = sync.lock("x")
+            async with lock:
+                waiting = asyncio.create_task(lock.acquire())
+                await wait_until(waits(lock), FAST)
+                with pytest.raises(AcquireTimeout):
+                    await asyncio.create_task(sync.lock("x").acquire(timeout=0.01))
+            lease = await waiting
+            await sync.client.delete("x")
+            with pytest.raises(LeaseLost):
+                await lease.extend(30)
+            assert await lock.try_acquire() is not None
+        await asyncio.sleep(0)
+    events = [error.args[0] for error in raised if isinstance(error, Stop) and isinstance(error.args[0], Event)]
+    assert [type(event) for event in events] == wanted
+    assert {Requested, Granted, Released, Withdrawn, Lost} <= set(wanted)
+    assert len(raised) > len(wanted)  # those of the pattern
+
+
+def test_an_observer_may_end_the_program(server: EmbeddedServer) -> None:
+    """The bodies end, and nothing stays held."""
+
+    def ends(event: Event) -> None:
+        if isinstance(event, Granted) and event.name == "second":
+            raise SystemExit(3)
+
+    async def main() -> None:
+        async with Coordinator.from_url(server.url, observe=ends) as sync, sync.lock("first"), sync.lock("second"):
+            await asyncio.Event().wait()
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    with SyncRedis.from_url(server.url) as admin:
+        assert admin.exists("first", "second") == 0
 
 
 async def test_all_coordinators_are_observed_those_made_before_and_implicit_ones_too(redis: Redis) -> None:

@@ -136,6 +136,25 @@ async def test_one_failure_is_retried(place: Place, push: Push, error: type[Base
         assert sync.connection_error is None
 
 
+class Stop(BaseException):
+    """As what `pytest.fail` raises."""
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_what_is_no_exception_ends_what_waits_for_it(place: Place, push: Push) -> None:
+    """It is not tried again, and comes out of the event loop, too."""
+    loop, raised = asyncio.get_running_loop(), list[type[object]]()
+    loop.set_exception_handler(lambda _, context: raised.append(type(context["exception"])))
+    async with processes(place, push=push, retry_for=600) as (sync, _, vault):
+        vault.fail(Stop, times=1)
+        async with asyncio.timeout(60):
+            with pytest.raises(Unreachable, match="the client raised Stop") as caught:
+                await AsyncLock(sync, place.name).acquire()
+            assert isinstance(caught.value.__cause__, Stop)
+            await wait_until(lambda: Stop in raised, FAST)
+            await (await AsyncLock(sync, place.name).acquire()).release()
+
+
 @pytest.mark.parametrize("push", ["auto", "never"])
 async def test_it_is_told_as_what_it_is(place: Place, push: Push, caplog: pytest.LogCaptureFixture) -> None:
     """After `retry_for` the caller learns that it is the client, and neither Redis nor the network."""

@@ -372,17 +372,27 @@ async def test_more_leases_than_one_process_can_renew(sync: Coordinator, told: T
     assert "network" not in message
 
 
-async def test_a_filter_that_raises_breaks_nothing(redis: Redis) -> None:
-    """A filter or record factory of the application has a defect: the connection, and what it serves, go on."""
-    logger, seen = logging.getLogger("redis_sync_aio"), list[object]()
+class Stop(BaseException):
+    """As what `pytest.fail` raises."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Stop])
+async def test_a_filter_that_raises_breaks_nothing(redis: Redis, error: type[BaseException]) -> None:
+    """A filter or record factory of the application has a defect: the connection, and what it serves, go on.
+
+    What is no Exception comes out of the event loop.
+    """
+    logger, seen, raised = logging.getLogger("redis_sync_aio"), list[object](), list[type[object]]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: raised.append(type(context["exception"])))
 
     def broken(record: logging.LogRecord) -> bool:
         seen.append(getattr(record, "event", None))
-        raise RuntimeError("a filter of the application")
+        raise error("a filter of the application")
 
     logger.addFilter(broken)
     try:
-        async with Coordinator(redis) as sync:
+        async with asyncio.timeout(60), Coordinator(redis) as sync:
             kept, lost = await sync.lock("kept").acquire(), await sync.lock("lost").acquire()
             await redis.set("lost", "another")
             with pytest.raises(LeaseLost):
@@ -392,3 +402,4 @@ async def test_a_filter_that_raises_breaks_nothing(redis: Redis) -> None:
     finally:
         logger.removeFilter(broken)
     assert "lease_lost" in seen
+    assert raised == ([] if error is RuntimeError else [error] * len(seen))
