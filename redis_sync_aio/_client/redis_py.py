@@ -248,6 +248,12 @@ class CloseObserver:
         self._closed_with_pool.discard(self)
 
 
+async def drop_idle(client: Redis) -> None:
+    """Close the idle connections of a client's pool, without waiting for a server that may not answer."""
+    for connection in list(getattr(client.connection_pool, "_available_connections", ())):
+        await connection.disconnect(nowait=True)
+
+
 async def close_idle(client: Redis) -> None:
     """Close the idle connections of a client's pool."""
     await client.connection_pool.disconnect(inuse_connections=False)
@@ -298,18 +304,20 @@ class AdoptedConnection:
         self._connection._reader = self._connection._writer = None
 
 
-async def probe(client: Redis) -> None:
+async def probe(client: Redis, response_timeout: float) -> None:
     """Open a connection of ``client`` with one attempt, and close it again; raise as `pooled` does."""
-    connection = _new_connection(client.connection_pool)
+    connection = _new_connection(client.connection_pool, response_timeout)
     try:
         await bared(connection.connect())
     finally:
         await connection.disconnect(nowait=True)
 
 
-def _new_connection(pool: Any) -> Any:
+def _new_connection(pool: Any, response_timeout: float) -> Any:
     connection = pool.make_connection()
     connection.retry = Retry(NoBackoff(), 0)  # our backoff decides, with deadlines
+    # Each answer of its handshake; opening it has a limit of its own.
+    connection.socket_timeout = min(getattr(connection, "socket_timeout", None) or response_timeout, response_timeout)
     _name_this_package(connection)
     return connection
 
@@ -345,13 +353,13 @@ def _is_not_ours(connection: Any) -> None:
     raise redis.exceptions.ConnectionError("this connection was opened by the parent process")
 
 
-async def open_connection(client: Redis) -> AdoptedConnection:
+async def open_connection(client: Redis, response_timeout: float) -> AdoptedConnection:
     """Open one more connection of ``client``, outside its pool, with one attempt.
 
-    Raise as `pooled` does, and NotAdoptable.
+    ``response_timeout``: the seconds that each answer may take meanwhile. Raise as `pooled` does, and NotAdoptable.
     """
     pool: Any = client.connection_pool
-    connection = _new_connection(pool)
+    connection = _new_connection(pool, response_timeout)
     try:
         with opening(connection):
             await bared(connection.connect())

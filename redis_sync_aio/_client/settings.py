@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
@@ -156,6 +157,11 @@ def connect_timeout_of(client: RedisClient, response_timeout: float) -> float:
     """Return the seconds that connecting may take."""
     configured = _options(client).get("socket_connect_timeout")
     return float(configured) if configured else response_timeout
+
+
+def health_check_interval_of(client: RedisClient) -> float:
+    """Return the seconds without an answer after which the client checks a connection before its use; inf: never."""
+    return float(_options(client).get("health_check_interval") or math.inf)
 
 
 def encode(client: RedisClient, value: Name, what: str) -> bytes:

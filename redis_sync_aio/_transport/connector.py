@@ -135,7 +135,7 @@ class Connector:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
         before = cancellations()
         async with asyncio.timeout(self._connect_timeout):
-            adopted = await open_connection(self._client)
+            adopted = await open_connection(self._client, self._handshake.response_timeout)
             connection = self.opening = self._link.new_connection(adopted)
             try:
                 if self._closed or cancellations() > before:  # redis-py may swallow one on Python < 3.12

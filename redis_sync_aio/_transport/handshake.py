@@ -45,7 +45,7 @@ class Handshake:
 
     def __init__(self, endpoint: Endpoint, response_timeout: float) -> None:
         self.endpoint = endpoint
-        self._response_timeout = response_timeout
+        self.response_timeout = response_timeout
         self.inbox = endpoint.inbox
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
         self._history = b""  # of the data behind the previous connection; empty if it is not known
@@ -70,10 +70,10 @@ class Handshake:
     async def _answer(self, answer: asyncio.Future[T]) -> T:
         """Return an answer, or raise the error in it; raise ConnectionError if it is overdue."""
         try:
-            async with asyncio.timeout(self._response_timeout):
+            async with asyncio.timeout(self.response_timeout):
                 return await answer
         except TimeoutError:
-            overdue = f"no answer for {self._response_timeout:g} seconds while the connection was set up"
+            overdue = f"no answer for {self.response_timeout:g} seconds while the connection was set up"
         raise redis.exceptions.ConnectionError(overdue)
 
     async def _follow(self, answer: asyncio.Future[Reply]) -> None:

@@ -13,8 +13,10 @@ The old connection may still have unread commands in a buffer when the next one 
 kills the old one at the server, if it is still there and the ACL user may do so (CLIENT KILL ID). A command that still
 gets through finds its token spent (see lock/acquire.lua), or its effect ends with the ttl.
 
-Liveness. A connection on which a reply is overdue for `response_timeout` is dropped. While a lease or a request depends
-on pushes, a PING goes out after as much silence. So a dead connection is noticed within twice that time and a tick.
+Liveness. A connection on which a reply is overdue for `response_timeout` is dropped; the first reply after some seconds
+of silence is overdue sooner (`liveness.PROMPT`), because a NAT may have dropped the connection without notice. While a
+lease or a request depends on pushes, a PING goes out after `response_timeout` of silence. So a dead connection is
+noticed within twice that time and a tick.
 """
 
 from __future__ import annotations

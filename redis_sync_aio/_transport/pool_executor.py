@@ -11,6 +11,7 @@ clean-up behind the command that it cleans up.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from functools import partial
 
@@ -18,7 +19,7 @@ import redis.exceptions
 
 from .._client.cluster import Cluster
 from .._client.error_replies import TRANSIENT, answered, error_answer, error_code
-from .._client.redis_py import bare, dead_end_pool, probe
+from .._client.redis_py import bare, dead_end_pool, drop_idle, probe
 from .._client.retry import MIN_ATTEMPT, RETRY
 from .._client.settings import address_of
 from .._client.topology import Topology
@@ -30,6 +31,7 @@ from ..errors import SyncError, copy_error
 from .call import Call
 from .dialogues import Converse
 from .failures import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
+from .liveness import Patience
 from .pool_attempt import PoolAttempt
 
 
@@ -46,6 +48,8 @@ class PoolExecutor:
         self._servers = servers
         self._endpoint = endpoint.polling()
         self._response_timeout = response_timeout
+        self._patience = Patience(servers.clients()[0], response_timeout)
+        self._heard = math.inf  # when the latest call was answered; local clock
         self._attempt = PoolAttempt(servers, response_timeout, converse)
         self._silent = False  # the latest attempt of all ended without a sign of the server
         self._logged: type[Exception] | None = None  # the latest unexpected error that was logged
@@ -128,7 +132,8 @@ class PoolExecutor:
         for delay in RETRY:
             call.sent = now()
             call.attempts += 1
-            limit = min(max(call.expires - call.sent, MIN_ATTEMPT), self._response_timeout)
+            patience = self._patience.after(call.sent - self._heard if call.attempts == 1 else 0)
+            limit = min(max(call.expires - call.sent, MIN_ATTEMPT), patience)
             try:
                 async with asyncio.timeout(limit):
                     # The blocks of `heeded` inside do not see what redis-py swallowed between them.
@@ -141,9 +146,14 @@ class PoolExecutor:
                 if isinstance(self._servers, Cluster) and _keys_are_missing(error) and call.narrow():
                     continue
                 call.widen()
-                self._failed(call, await self._cause_of(call, error))
+                if patience < self._response_timeout and isinstance(error, TimeoutError):
+                    await drop_idle(self._attempt.client_of(call))  # they have rested as long
+                    self._failed(call, error)
+                else:
+                    self._failed(call, await self._cause_of(call, error))
             else:
                 self._silent, self._logged, self.connection_error = False, None, None
+                self._heard = now()
                 call.answer(reply)
             if task.cancelling():
                 raise asyncio.CancelledError  # redis-py swallowed it, on Python 3.11 at the end of a wait
@@ -168,7 +178,7 @@ class PoolExecutor:
         try:
             async with asyncio.timeout(limit):
                 with cancel_repeatedly(limit):
-                    await probe(self._attempt.client_of(call))
+                    await probe(self._attempt.client_of(call), limit)
         except REFUSED as refused:
             self._silent = False
             return refused

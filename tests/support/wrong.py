@@ -351,7 +351,7 @@ LINES: dict[str, Callable[[], object]] = {
     "fence_ahead": lambda: logs.fence_ahead(NAME, 2, 3, 180.0),
     "coordinator_dropped": lambda: logs.coordinator_dropped("<Coordinator of redis.internal:6379>"),
     "not_owned_at_exit": lambda: logs.not_owned_at_exit(NAME),
-    "connection_dropped": lambda: logs.connection_dropped(HOST, "no answer for 5.0 seconds"),
+    "connection_dropped": lambda: logs.connection_dropped(HOST, "no answer for 5 seconds"),
     "connection_lost": lambda: logs.connection_lost(HOST, 1.0, "Connection refused"),
     "connection_restored": lambda: logs.connection_restored(HOST, 8.4),
     "connecting_failed": lambda: logs.connecting_failed(HOST, KeyError("token")),
