@@ -250,7 +250,8 @@ class CloseObserver:
 
 async def drop_idle(client: Redis) -> None:
     """Close the idle connections of a client's pool, without waiting for a server that may not answer."""
-    for connection in list(getattr(client.connection_pool, "_available_connections", ())):
+    idle: list[Any] = list(getattr(client.connection_pool, "_available_connections", ()))
+    for connection in idle:
         await connection.disconnect(nowait=True)
 
 

@@ -39,6 +39,8 @@ class Call:
     attempts = 0
     ambiguous = False
     over: bool = False
+    relied = False
+    """Whether it was sent again without its script, which another call had brought."""
     at_most_once = False
     """Whether it is not idempotent, and so never sent a second time."""
     undoes = False

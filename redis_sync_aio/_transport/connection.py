@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._flush_scheduled = False
         self._more_to_read = False  # `_read_on` is scheduled
-        self._sent_scripts = set[bytes]()  # scripts that were sent in full
+        self._sources: dict[bytes, float] = {}  # script -> when it was last sent in full
         self._since_idle = 0  # number of commands sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
         self.dialogues = DialogueQueue(converse, self._exchange, self._on_error)
@@ -78,8 +78,8 @@ class Connection(asyncio.Protocol):
     def send(self, call: Call, with_source: bool = False) -> None:
         """Write ``call`` in this turn of the loop. ``call.sent`` must not be later than now."""
         call.attempts += 1
-        if with_source or (call.undoes and call.script.sha not in self._sent_scripts):
-            self._sent_scripts.add(call.script.sha)
+        if with_source or (call.undoes and call.script.sha not in self._sources):
+            self._sources[call.script.sha] = now()
             self._write(call, pack(call.command(True)))
             return
         # All calls of a script on the same keys with the same number of arguments begin with the same bytes, which are
@@ -88,6 +88,18 @@ class Connection(asyncio.Protocol):
         kind = arguments[:2] + call.script.sha
         head = call.keys.heads.get(kind) or _head(call, kind, len(arguments))
         self._write(call, head + arguments[4:])
+
+    def send_unknown(self, call: Call) -> None:
+        """Write ``call`` again, whose script the server did not know: in full, unless another has brought it since.
+
+        A source that was sent after ``call`` comes before its next copy. That is relied on once: behind a proxy, the
+        other may have gone to another server.
+        """
+        brought = not call.relied and self._sources.get(call.script.sha, 0.0) > call.sent
+        call.relied = True
+        call.sent = now()
+        call.attempts -= 1  # it was not executed
+        self.send(call, with_source=not brought)
 
     def ask(self, words: Words) -> asyncio.Future[Reply]:
         """Send any command; return a future of its reply, which may be ReplyError."""

@@ -21,7 +21,8 @@ noticed within twice that time and a tick.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 
 from redis.asyncio import Redis
 
@@ -31,6 +32,7 @@ from .._client.resp import Reply
 from .._core import logs
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
+from .._core.slices import Slices
 from ..errors import Unreachable, copy_error
 from . import failures
 from .call import Call
@@ -64,6 +66,9 @@ class Link:
         self._queue = CallQueue(self._send_again, self._send_behind, lambda connection: connection is self._connection)
         self._deferred = self._queue.deferred
         self._liveness = Liveness(client, self._response_timeout, self)
+        self._slices = Slices(asyncio.get_running_loop())
+        self._expiring = False  # a slice that fails expired calls is to follow
+        self._head: object = None  # the oldest command in flight at the last tick
         self._closed = False
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -150,9 +155,7 @@ class Link:
         if call.over:
             return
         if code == "NOSCRIPT" and self._connection is not None:
-            call.sent = now()
-            call.attempts -= 1  # it was not executed
-            self._connection.send(call, with_source=True)
+            self._connection.send_unknown(call)
         elif call.keys.engine == "auto" and scripts_refused(message) and self._connection is not None:
             if not self._no_scripts:
                 self._no_scripts = message
@@ -266,28 +269,43 @@ class Link:
         """Ask the server for a sign of life."""
         connection.ask((b"PING",))
 
-    def tick(self) -> None:
+    def tick(self, late: bool) -> None:
         """Fail the calls whose time is up, and tell the log of an outage that lasts."""
         self._connector.outage.check(self.connection_error)
-        self._expire_calls()
+        self._expire_calls(late)
 
     def goes_on(self) -> bool:
         """Return whether another tick is needed."""
         return self._connection is not None or self._connector.active or bool(self._deferred.delayed)
 
-    def _expire_calls(self) -> None:
-        time = now()
-        in_flight: list[Call] = []
-        for call, perhaps in self._connection.unanswered() if self._connection else ():
-            if not perhaps or call.timed_out(time):
-                in_flight.append(call)
+    def _expire_calls(self, late: bool = False) -> None:
+        """Fail the calls whose time is up, some in each turn of the loop."""
+        if not self._expiring:
+            self._expiring = True
+            self._slices.run(self._expire(late))
+
+    def _expire(self, late: bool) -> Iterator[None]:
+        time, connection = now(), self._connection
+        calls = [(call, False) for call in self._queue.calls()]
+        if connection is None:
+            self._head = None
+        else:
+            head = connection.pending[0] if connection.pending else None
+            # Replies come in order. While they do come, or may be there unread, those to the other calls follow.
+            advances = late or (self._head is not None and head is not self._head)
+            self._head = head
+            calls += connection.dialogues.unanswered() if advances else connection.unanswered()
+        for call, perhaps in calls:
+            # Meanwhile it may have been answered, or sent again: then the next tick looks at it.
+            expired = call.timed_out(time) if perhaps else time >= call.expires
+            if expired and not call.over and call.sent <= time:
                 call.ambiguous |= perhaps
-        for call in (*self._queue.calls(), *in_flight):
-            if not call.over and time >= call.expires:
                 if call.undoes:
                     self._handshake.forget()
                 call.fail(failures.time_is_up(call, self.connection_error))
+            yield
         self._queue.forget_ended()
+        self._expiring = False
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -301,6 +319,7 @@ class Link:
 
     def _abandon(self, end: Callable[[Connection], None]) -> None:
         self._closed = True
+        self._slices.stop()
         self._liveness.abandon()
         for connection in (self._connection, self._connector.abandon()):
             if connection is not None:
@@ -310,6 +329,7 @@ class Link:
     def _end(self) -> Connection | None:
         """End for good; return the connection, which is being closed."""
         self._closed = True
+        self._slices.stop()
         self._liveness.stop()
         self._connector.stop()
         connection, self._connection = self._connection, None

@@ -56,8 +56,11 @@ class Watched(Protocol):
     def ping(self, connection: Connection) -> None:
         """Ask the server for a sign of life."""
 
-    def tick(self) -> None:
-        """Do what is due in every tick: fail the calls whose time is up, tell the log of outages."""
+    def tick(self, late: bool) -> None:
+        """Do what is due in every tick: fail the calls whose time is up, tell the log of outages.
+
+        ``late``: the event loop did not run for a while, so there may be replies that it has not read.
+        """
 
     def goes_on(self) -> bool:
         """Return whether another tick is needed."""
@@ -87,9 +90,9 @@ class Liveness:
 
     def _tick(self) -> None:
         self._timer = None
-        if now() > self._due + MAX_TICK:
+        if late := now() > self._due + MAX_TICK:
             self._resumed = now()
-        self._link.tick()
+        self._link.tick(late)
         if (connection := self._link.present_connection()) is not None:
             self._check(connection)
         if self._link.goes_on():

@@ -12,9 +12,10 @@ from redis.backoff import NoBackoff
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing import delay_reply
 
 from ..support.inside import now
-from ..support.proxy import SWALLOW_REPLY, SWALLOW_REQUEST, FaultProxy, anything, delay_reply
+from ..support.proxy import SWALLOW_REPLY, SWALLOW_REQUEST, FaultProxy, anything
 from ..support.wired import quiet_loop as quiet_loop
 
 pytestmark = pytest.mark.timing
