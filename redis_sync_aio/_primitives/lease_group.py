@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Hashable
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
@@ -46,7 +47,7 @@ class GroupGrant(Grant):
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
         super().__init__(group, first.keys, group.token, group.fence, group.deadline(), period, terms)
         self.acquirer: TaskRef | None = current_ref()
-        self.root = first.root
+        self.root: CodeType | None = first.root
 
     @property
     def queued(self) -> bool:  # type: ignore[override]

@@ -68,17 +68,16 @@ def command(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
         thread.start()
         thread.join(PATIENCE)
     assert codes, f"{words} ends with an error, or not within {PATIENCE} s"
-    said = [stream.buffer.getvalue().decode(errors="surrogateescape") for stream in (stdout, stderr)]
+    said = [stream.written.getvalue().decode(errors="surrogateescape") for stream in (stdout, stderr)]
     return subprocess.CompletedProcess(words, codes[0], *said)
 
 
 class _Pipe(io.TextIOWrapper):
     """A stream of a process that has a pipe there."""
 
-    buffer: io.BytesIO
-
     def __init__(self, errors: str) -> None:
-        super().__init__(io.BytesIO(), "utf-8", errors, write_through=True)
+        self.written = io.BytesIO()
+        super().__init__(self.written, "utf-8", errors, write_through=True)
 
 
 _alone = threading.Lock()
