@@ -275,7 +275,7 @@ async def test_two_transfers_without_the_locks_lose_money(redis: Redis, monkeypa
             self.fences = {f"lock:{account}": 0 for account in transfer.ACCOUNTS}
 
         @asynccontextmanager
-        async def hold(self, **_: object) -> AsyncIterator[NoLock]:
+        async def acquire(self, **_: object) -> AsyncIterator[NoLock]:
             yield self
 
     async def read_before_either_writes(redis: Redis, account: str) -> int:

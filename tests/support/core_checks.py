@@ -57,7 +57,7 @@ class Sim:
     def permits(self, pipe: Pipe, words: Command) -> bool:
         if words[0] in (b"EVALSHA", b"EVAL"):
             for rule in self.rules:
-                if rule[0] == KINDS[sha(words)]:
+                if rule[0] == KINDS.get(sha(words)):
                     self.rules.remove(rule)
                     return rule[1](pipe) is not False
         return True
