@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+from weakref import ReferenceType
 
 from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client, Same, running_loop
@@ -52,7 +53,7 @@ class MultiLease(Lease):
             that are never used under one of the names alone.
     """
 
-    def __init__(self, grant: MultiGrant, maker: object) -> None:
+    def __init__(self, grant: MultiGrant, maker: ReferenceType[object]) -> None:
         """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
         super().__init__(grant, maker)
         self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.lease_group.members})
@@ -159,7 +160,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     async def _acquired(self, within: float | None, ttl: Seconds | None) -> MultiLease:
         grant = await self._followed(partial(self._acquire, within, ttl), waits=within != 0)
         assert grant is not None  # it raises where there is no grant
-        return MultiLease(grant, self)
+        return MultiLease(grant, self._itself)
 
     async def _acquire(self, within: float | None, ttl: Seconds | None) -> MultiGrant:
         try:
@@ -180,7 +181,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     async def _tried(self, ttl: Seconds | None) -> MultiLease | None:
         grant = await self._followed(partial(self._try, ttl), waits=False)
-        return None if grant is None else MultiLease(grant, self)
+        return None if grant is None else MultiLease(grant, self._itself)
 
     async def _try(self, ttl: Seconds | None) -> MultiGrant | None:
         try:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
+from weakref import ReferenceType
 
 from redis.asyncio import Redis
 
@@ -38,7 +39,7 @@ class RedlockLease(Lease):
     next, whichever servers granted it. ``token`` has the tokens of all servers that granted it, separated by spaces.
     """
 
-    def __init__(self, grant: RedlockGrant, maker: object) -> None:
+    def __init__(self, grant: RedlockGrant, maker: ReferenceType[object]) -> None:
         """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
         super().__init__(grant, maker)
         self._group = grant.lease_group
@@ -176,7 +177,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             return self._not_in_time(within) if lease is None else lease
         grant = await self._followed(partial(self._acquire, within, ttl), waits=True)
         assert grant is not None  # it raises where there is no grant
-        return RedlockLease(grant, self)
+        return RedlockLease(grant, self._itself)
 
     async def _acquire(self, within: float | None, ttl: Seconds | None) -> RedlockGrant:
         LeaseGroup.check_waits(self._majority.key(), self.name)
@@ -194,7 +195,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     async def _tried(self, ttl: Seconds | None) -> RedlockLease | None:
         grant = await self._followed(partial(self._try, ttl), waits=False)
-        return None if grant is None else RedlockLease(grant, self)
+        return None if grant is None else RedlockLease(grant, self._itself)
 
     async def _try(self, ttl: Seconds | None) -> RedlockGrant | None:
         grant, _, error = await self._majority.ask_all(ttl, math.inf)

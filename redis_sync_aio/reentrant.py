@@ -200,7 +200,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         share = group.enter(GroupGrant)
         if identity is not None:
             share.acquirer = None
-        return Lease(share, self)
+        return Lease(share, self._itself)
 
     def _left_behind(self) -> list[GroupGrant]:
         """Return the leases of tasks that have ended, as `asyncio.wait_for` of Python 3.11 makes for each acquire."""

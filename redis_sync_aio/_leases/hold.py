@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
-from weakref import ref
+from weakref import ReferenceType, ref
 
 import anyio.lowlevel
 
@@ -247,6 +247,7 @@ class LeaseContext(ABC, Generic[L]):
 
     def __init__(self, on_lost: OnLost) -> None:
         self._on_lost: OnLost = check_on_lost(on_lost)
+        self._itself: ReferenceType[object] = ref(self)  # made once, for all its leases
         # The innermost body of each task that entered the primitive itself; the latest task is last.
         self._bodies: Bodies = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Self
-from weakref import ref
+from weakref import ReferenceType, ref
 
 from .._client.topology import servers_of
 from .._core.arguments import Seconds, ttl_ms
@@ -61,10 +61,10 @@ class Lease:
     """The body that was entered by the lease itself."""
     _lost: LossEvent | None = None
 
-    def __init__(self, grant: Grant, maker: object) -> None:
+    def __init__(self, grant: Grant, maker: ReferenceType[object]) -> None:
         """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
         self._grant = grant
-        grant.face, grant.maker = ref(self), ref(maker)
+        grant.face, grant.maker = ref(self), maker
 
     # -- what it is ------------------------------------------------------------------------------------
 

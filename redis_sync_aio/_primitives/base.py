@@ -162,8 +162,8 @@ class Primitive(LeaseContext[L]):
             grant.root = getattr(task.get_coro(), "cr_code", None)
             if cohort.listed:
                 cohort.resource.leases.note(by, grant)
-            return self._lease_type(grant, self)
-        return self._lease_type(await self._grant(request), self)
+            return self._lease_type(grant, self._itself)
+        return self._lease_type(await self._grant(request), self._itself)
 
     def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Acquiring[L | None]:
         """Return a lease, or None if it is taken or somebody waits for it. One round trip.
@@ -323,7 +323,7 @@ class Primitive(LeaseContext[L]):
         grant = await (granting() if observers is None else observers.follow(self._kind, self.name, granting))
         if grant is None:
             raise NotHeld.detached(self.name)
-        return self._lease_type(grant, self)
+        return self._lease_type(grant, self._itself)
 
     async def _grant(self, request: Request) -> Grant:
         grant = await self._try(request)
@@ -346,7 +346,7 @@ class Primitive(LeaseContext[L]):
 
     async def _tried(self, request: Request) -> L | None:
         grant = await self._try(request)
-        return None if grant is None else self._lease_type(grant, self)
+        return None if grant is None else self._lease_type(grant, self._itself)
 
     def _try(self, request: Request, observation: Observation | None = None) -> Coroutine[Any, Any, Grant | None]:
         resource = self._resource()

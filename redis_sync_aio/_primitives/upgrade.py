@@ -39,7 +39,7 @@ class Upgrader:
             hub, upgrading = self._read._at_work(), partial(self._upgraded, lease, limit)
             upgraded = await followed(hub, "write", (lease.name,), upgrading, waits=limit != 0)
             assert upgraded is not None  # it raises where there is no grant
-            return Lease(upgraded, self._read)
+            return Lease(upgraded, self._read._itself)
 
         return Acquiring(enter(), self._on_lost)
 

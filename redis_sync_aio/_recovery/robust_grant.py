@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import ReferenceType
 
 from .._core.arguments import Json, Seconds, positive_seconds
 from .._core.cancellation import undo_in
@@ -44,7 +45,7 @@ class RobustLease(Lease):
     It is a [`Lease`][redis_sync_aio.Lease] and has all that a lease has.
     """
 
-    def __init__(self, grant: RobustGrant, maker: object) -> None:
+    def __init__(self, grant: RobustGrant, maker: ReferenceType[object]) -> None:
         """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
         super().__init__(grant, maker)
         self._robust = grant

@@ -207,7 +207,7 @@ async def test_decorators_and_holds_adopt_and_release(lock: AsyncRobustLock, red
     async def work() -> None:
         (grant,) = lock._held()
         assert isinstance(grant, RobustGrant)
-        found.append(RobustLease(grant, lock).abandoned)
+        found.append(RobustLease(grant, lock._itself).abandoned)
 
     first = await lock.acquire()
     await crash(redis, first)
