@@ -42,7 +42,7 @@ from ._client.settings import Client, RedisClient, encode
 from ._client.valkey_py import accepted
 from ._core import logs
 from ._core.arguments import real_seconds, ttl_ms
-from ._core.cancellation import exit_timeout_of, give_up_on, leaving, redeliver_cancellation
+from ._core.cancellation import give_up_on, leaving, redeliver_cancellation
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
@@ -152,8 +152,8 @@ class Lock(RedisLock):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            limit = hub_of(self.redis).manager.settings.exit_timeout
-            async with asyncio.timeout(None if error is None else exit_timeout_of(error, limit)):
+            exits = hub_of(self.redis).manager.settings.exits
+            async with asyncio.timeout(None if error is None else exits.timeout_for(error)):
                 await self.release()
         except TimeoutError:
             if error is None:
@@ -290,8 +290,8 @@ class Lock(RedisLock):
         resource.undo(token, b"", release_args=(GAP_MS,), done=answered)
         call, limit = None, resource.hub.retry_for
         with suppress(TimeoutError):
-            exit_timeout = resource.hub.manager.settings.exit_timeout
-            async with asyncio.timeout(limit if error is None else exit_timeout_of(error, exit_timeout)):
+            exits = resource.hub.manager.settings.exits
+            async with asyncio.timeout(limit if error is None else exits.timeout_for(error)):
                 call = await outcome
         if call is None and error is not None:  # it leaves, and its clean-up goes on without us
             give_up_on(resource.name, error)

@@ -32,7 +32,7 @@ from .._engine.commands import Commands, Delivery, Send
 from .._engine.watch import converse
 from .._leases.grant import Grant
 from .._leases.manager import GrantManager
-from .._leases.settings import LeaseSettings
+from .._leases.settings import Exits, LeaseSettings
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
 from .._transport.executor import Executor, LinkOptions
@@ -109,7 +109,7 @@ class Hub:
                 retry_for=self.retry_for,
                 response_timeout=options.response_timeout,
                 asked_response_timeout=options.asked_response_timeout,
-                exit_timeout=options.exit_timeout,
+                exits=Exits(options.exit_timeout),
             ),
         )
         self.closing = Closing(self, owned)

@@ -68,18 +68,6 @@ def give_up_on(release: str, error: BaseException) -> None:
     error.add_note(f"redis_sync_aio: the release of {release!r} {GOES_ON}")
 
 
-async def in_time(outcome: asyncio.Future[T], limit: float, release: str, error: BaseException) -> T:
-    """Return the result of ``outcome``. After ``limit`` seconds raise ``error``, which is `leaving`.
-
-    At its end `asyncio.run` cancels all tasks, and waits for whatever they await in their clean-up.
-    """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(exit_timeout_of(error, limit)):
-            return await outcome_of(outcome)
-    give_up_on(release, error)
-    raise error
-
-
 async def wait_shielded(task: asyncio.Task[T], limit: float = math.inf) -> T:
     """Return the result of ``task``. A cancellation is raised when the task has ended, and does not reach it.
 

@@ -22,7 +22,7 @@ from weakref import ReferenceType
 import anyio
 
 from .._core import logs
-from .._core.cancellation import in_time, leaving, undo_in
+from .._core.cancellation import leaving, undo_in
 from .._core.clock import now
 from .._core.display import text
 from .._core.futures import Ended, FutureLike
@@ -240,10 +240,14 @@ class Grant:
             if (error := leaving()) is None:
                 await outcome
             else:
-                await in_time(outcome, self.manager.settings.exit_timeout, self.name, error)
+                await self.manager.settings.exits.in_time(outcome, self.name, self.is_releasing, error)
         except GeneratorExit:  # as `outcome_of`, without a coroutine for each release
             undo_in(self.manager.loop, outcome.cancel)
             raise
+
+    def is_releasing(self) -> bool:
+        """Return True if its release was sent and has no answer."""
+        return self.state is LeaseState.RELEASING
 
     def end_body(self) -> None:
         """End its body as a loss would, if it runs in another task than the current one."""

@@ -17,7 +17,7 @@ from weakref import ReferenceType, ref
 import anyio.lowlevel
 
 from .._core.arguments import is_async, one_of
-from .._core.cancellation import exit_timeout_of, give_up_on, redeliver_cancellation
+from .._core.cancellation import redeliver_cancellation
 from .._core.clock import now
 from .._core.redis_py_words import missing_attribute
 from ..errors import NotHeld, SyncError
@@ -188,14 +188,14 @@ class Acquiring(Coroutine[Any, Any, T_co]):
     async def _release_after(self, error: BaseException, grant: Grant) -> None:
         """Release after a failed body, whose error waits for the answer for ``exit_timeout`` seconds (P5).
 
-        All nested bodies that the error leaves share this time. A second cancellation must not hide the error.
+        All bodies that end meanwhile share this time. A second cancellation must not hide the error.
         """
-        cancelled = isinstance(error, asyncio.CancelledError)
+        cancelled, exits = isinstance(error, asyncio.CancelledError), grant.manager.settings.exits
         try:
-            async with asyncio.timeout(exit_timeout_of(error, grant.manager.settings.exit_timeout)):
+            async with asyncio.timeout(exits.timeout_for(error)):
                 await grant.release()
         except TimeoutError:
-            give_up_on(grant.name, error)
+            exits.give_up_on(grant.name, grant.is_releasing, error)
         except asyncio.CancelledError as again:
             # The release goes on in the background. The error of the body propagates; the cancellation stays due.
             if cancelled or asyncio.current_task() is None:

@@ -216,7 +216,7 @@ class Lease:
             grant,
             grant.manager.members_of(grant),
             retry_for=settings.retry_for,
-            exit_timeout=settings.exit_timeout,
+            exit_timeout=settings.exits.timeout,
             response_timeout=settings.asked_response_timeout,
         )
         return GuardedTransaction(servers_of(settings.client), guard)

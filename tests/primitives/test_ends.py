@@ -85,6 +85,47 @@ async def test_what_watches_a_lease_ends_with_its_release(primitive: Primitive, 
     await lease.lost.wait()  # it has ended already
 
 
+async def test_an_error_that_passes_task_groups_waits_once(pausable: EmbeddedServer) -> None:
+    """F7: for all that it ends on its way: bodies around a group, and those of the tasks that the group cancels."""
+    options: dict[str, Any] = {"response_timeout": 600, "retry_for": 600, "exit_timeout": 3}
+    async with pausable.client() as client, Coordinator(client, **options) as sync:
+        entered = [asyncio.Event() for _ in range(3)]
+
+        async def sibling(number: int) -> None:
+            async with sync.lock(f"sibling {number}"):
+                entered[number].set()
+                await for_ever()
+
+        async def level(number: int) -> None:
+            async with sync.lock(f"around {number}"), asyncio.TaskGroup() as group:
+                group.create_task(sibling(number))
+                await entered[number].wait()
+                if number < 2:
+                    group.create_task(level(number + 1))
+                else:
+                    pausable.pause()
+                    raise KeyError("of the innermost body")
+
+        task = asyncio.create_task(level(0))
+        try:
+            await entered[2].wait()
+            began = now()
+            await asyncio.wait([task], timeout=60)
+            assert task.done()
+            assert 3 <= now() - began < 9, "it would be 18 if each of six bodies waited"
+        finally:
+            pausable.resume()
+        with pytest.raises(ExceptionGroup) as raised:
+            await task
+        assert raised.group_contains(KeyError)
+        names = [f"{place} {number}" for place in ("sibling", "around") for number in range(3)]
+
+        async def free() -> bool:
+            return not await client.exists(*names)
+
+        await wait_until(free, FAST, timeout=30)  # the releases go on
+
+
 # -- draining ----------------------------------------------------------------------------------------------
 
 
