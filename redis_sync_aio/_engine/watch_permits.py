@@ -212,9 +212,12 @@ def _overview(keys: WireKeys, answers: list[Reply], tokens: list[bytes]) -> Over
 
 
 def _refuse_foreign(state: bytes) -> Dialogue:
-    """Raise ReplyError if STATE exists, although it lacks what this package writes."""
-    (left,) = checked((yield [(b"PTTL", state)]))
-    if left != FREE_MS:
+    """Raise ReplyError if STATE exists, although it lacks what this package writes.
+
+    Another client may have created it since it was read: then EXEC fails, and all is read again.
+    """
+    left, used = checked((yield [(b"PTTL", state), (b"HMGET", state, b"used")]))
+    if left != FREE_MS and used[0] is None:
         raise not_ours(state, NO_STATE)
 
 

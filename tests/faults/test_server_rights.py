@@ -30,7 +30,7 @@ from ..support.wired import quiet_loop as quiet_loop
 
 SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
 ROBUST_TOO = "+hmget +hset"
-PERMITS = f"{LOCKS.replace('+get +set ', '').replace('+pttl ', '')} {PERMITS_TOO}"
+PERMITS = f"{LOCKS.replace('+get +set ', '')} {PERMITS_TOO}"
 """Semaphores and read/write locks: what they use besides the above, and without what they do not."""
 
 Use = Callable[..., Awaitable[None]]
