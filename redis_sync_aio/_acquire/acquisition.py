@@ -15,6 +15,7 @@ import asyncio
 from functools import partial
 from math import inf
 
+from .._client.resp import Argument
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike
@@ -53,6 +54,11 @@ class Acquisition:
     """Whether an earlier request may have left a ticket in the queue."""
     _placed = False
     """Whether the server said that the ticket of the present number is in the queue."""
+    _place = 0
+    """The place of the ticket of the present number: when it came, by the server's clock, in microseconds; 0: none.
+
+    A ticket whose turn comes while its connection is down is dropped. It gets this place again when it asks again.
+    """
     _timer: asyncio.TimerHandle | None = None
     withdrawn = False
     """Whether it was given up, and its clean-up waits for an answer. Asking again would queue it behind that."""
@@ -83,7 +89,7 @@ class Acquisition:
         """Take a new number, and with it a new token unless the caller chose one."""
         hub, request, endpoint = self._resource.hub, self._request, self._resource.endpoint
         self.number = hub.next_number()
-        self._placed = False
+        self._placed, self._place = False, 0
         own = SHARED_TOKEN if request.shared else b"%b%d"
         self.token = request.identity or request.token or request.label + own % (endpoint.token_prefix, self.number)
         if request.upgrade:
@@ -112,8 +118,17 @@ class Acquisition:
             ttl_ms=request.ttl_ms,
             ticket=self._member,
             poll_ms=hub.poll_ms if request.wait else 0,
-            more=(self._attempt,) if request.upgrade else request.more if self._queued else request.first,
+            more=self._last_words(),
         )
+
+    def _last_words(self) -> tuple[Argument, ...]:
+        """Return the last arguments of the request."""
+        request = self._request
+        if request.upgrade:
+            return (self._attempt,)
+        if self._place and self._resource.keys.family != "barrier":  # whose parties all pass together
+            return request.again(self._place)
+        return request.more if self._queued else request.first
 
     def answered(self, call: Call) -> None:
         """Take the answer to the request, or its failure."""
@@ -146,6 +161,7 @@ class Acquisition:
                 queued = Queued(self._resource.keys, self.token, self._attempt)
                 self._resource.hub.queued_tickets.add(self.number, queued)
             self._queued = self._placed = True
+            self._place = self._place or round(answer.server_time * 1e6)
             self._late_since = None
             self._resource.queued(answer.left, answer.more)
             if lost:

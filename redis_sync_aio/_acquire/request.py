@@ -69,6 +69,10 @@ class Request:
             self.first += (self.max_waiting,) if self.whose_limit or not self.weight else (b"", self.max_waiting)
         self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
 
+    def again(self, former: int) -> tuple[Argument, ...]:
+        """Return the last arguments of a repeated request, whose ticket had the place ``former`` in the queue."""
+        return (*self.more, *((b"",) if self.weight and not self.whose_limit else ()), b"", former)
+
     @property
     def reads(self) -> bool:
         """Whether it is for a reader: any number of readers hold the lock together."""

@@ -162,8 +162,12 @@ def acquire(
     poll_ms: int,
     reusable: bool,
     most: int | None = None,
+    former: int | None = None,
 ) -> LockDecision:
-    """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty, or ``most`` tickets wait."""
+    """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty, or ``most`` tickets wait.
+
+    ``former``: the place that the ticket had, if the request is repeated.
+    """
     draft = LockDraft(before)
     if draft.spent(token, reusable):
         draft.leave(member)
@@ -171,6 +175,7 @@ def acquire(
     if draft.holder == token:
         draft.leave(member)
         return draft.decide(draft.own(token, ttl_ms))
+    back = draft.come_back(member, former)
     if draft.holder is None and draft.settle(member) is Settled.FREE:
         draft.leave(member)
         fence = draft.next_fence(token, ttl_ms)
@@ -186,6 +191,7 @@ def acquire(
         draft.polls[member] = draft.now // 1000 + poll_ms
     if member:
         draft.tell_holder()
+    new = new or back
     soon = int(draft.holder is None or draft.granted != draft.holder)  # no release will wake the waiter
     return draft.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), draft.left, draft.now, soon))
 

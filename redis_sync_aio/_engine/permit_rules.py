@@ -220,7 +220,14 @@ class PermitDraft(QueueDraft):
         return self.decide((Outcome.OWN, own.fence, self.left(own.until), self.now, own.weight))
 
     def line_up(
-        self, turn: Settled, reserved: int | None, member: bytes, poll_ms: int, *, ahead: bool = False
+        self,
+        turn: Settled,
+        reserved: int | None,
+        member: bytes,
+        poll_ms: int,
+        *,
+        ahead: bool = False,
+        back: bool = False,
     ) -> PermitDecision:
         new = bool(member) and member not in self.queue
         look = self.left() or -1
@@ -235,7 +242,7 @@ class PermitDraft(QueueDraft):
             self.polls[member] = self.now // 1000 + poll_ms
         if member:
             self.tell_holders()
-        return self.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), look, self.now, soon))
+        return self.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new or back), look, self.now, soon))
 
 
 # -- the decisions -----------------------------------------------------------------------------------------
@@ -251,14 +258,17 @@ def acquire(
     limit: int,
     whose: bytes = b"",
     most: int | None = None,
+    former: int | None = None,
 ) -> PermitDecision:
     """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's.
 
-    ``most``: it gets no place if so many tickets wait.
+    ``most``: it gets no place if so many tickets wait. ``former``: the place that the ticket had, if the request is
+    repeated.
     ``whose`` says whose limit counts when the server has another one: see include/permit_choose_limit.lua.
     """
     draft = PermitDraft(before)
     draft.limit = before.limit or limit
+    back = draft.come_back(member, former)
     turn, reserved = draft.settle(member)  # before the rest: another ticket may bring this token a grant
     differs = limit > 0 and limit != draft.limit and member not in draft.queue
     idle = not draft.used and turn is Settled.FREE
@@ -273,7 +283,7 @@ def acquire(
         return _grant(draft, token, ttl_ms, member, weight)
     if member and member not in draft.queue and draft.crowded(most):
         return draft.decide((Outcome.QUEUE_FULL, draft.waiting(), draft.left() or -1, draft.now, 0))
-    return draft.line_up(turn, reserved, member, poll_ms)
+    return draft.line_up(turn, reserved, member, poll_ms, back=back)
 
 
 def _decline(draft: PermitDraft, token: bytes, member: bytes, differs: bool) -> PermitDecision:

@@ -34,7 +34,7 @@ class QueueDraft:
         self.queue, self.polls = list(before.queue), dict(before.polls)
         self.messages: list[Message] = []
         self._deaf, self._mute = before.deaf, before.mute
-        self._unread = before.unread
+        self._unread, self._places = before.unread, before.places
 
     def waiting(self) -> int:
         """Return how many tickets are in the queue."""
@@ -43,6 +43,17 @@ class QueueDraft:
     def crowded(self, most: int | None) -> bool:
         """Return whether ``most`` tickets, or more, are in the queue; None: it may have any number."""
         return most is not None and self.waiting() >= most
+
+    def come_back(self, member: bytes, former: int | None) -> bool:
+        """Give a ticket that was passed over its ``former`` place again; return True if it had lost it.
+
+        A place that is not in the past is that of another clock.
+        """
+        if not former or former >= self.now or member in self.queue:
+            return False
+        earlier = [other for other in self.queue if (self._places.get(other, 0), other) < (former, member)]
+        self.queue.insert(len(earlier), member)
+        return True
 
     def leave(self, member: bytes) -> None:
         """Take a ticket out of the queue."""

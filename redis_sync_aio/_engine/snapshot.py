@@ -84,6 +84,7 @@ class PermitSnapshot:
     permits: Mapping[bytes, Permit] = field(default_factory=dict)  # by token
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
     ahead: bytes = b""  # the first ticket, if it is that of a reader that waits to become the writer (score < 0)
+    places: Mapping[bytes, int] = field(default_factory=dict, compare=False)  # of tickets: when they came
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
     unread: int = 0  # how many tickets of the queue are not in `queue`, since no decision looks at them
     shared: bool = False  # whether a process that shares its leases got a grant
@@ -105,6 +106,7 @@ class LockSnapshot:
     granted: bytes = b""  # the token that it was granted to
     kept: int = FREE_MS  # for how many milliseconds it is remembered
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
+    places: Mapping[bytes, int] = field(default_factory=dict, compare=False)  # of tickets: when they came
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
     unread: int = 0  # how many tickets of the queue are not in `queue`, since no decision looks at them
     deaf: frozenset[bytes] = frozenset()  # inboxes without a listener: their waiters are dead

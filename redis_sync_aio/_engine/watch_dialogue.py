@@ -64,6 +64,7 @@ class QueueView:
     tail: int  # the place of the last ticket
     more: bool  # there are tickets behind those that were read
     own: bytes  # the caller's ticket; at the end of the snapshot's queue if it is among the tickets behind
+    former: int | None = None  # the place that it had, if the request is repeated
 
     def ended(self, before: Queues, after: Queues) -> bool:
         """Return whether a decision reached the last ticket that was read, and there are more."""
@@ -80,7 +81,8 @@ class QueueView:
         if gone:
             found.append((b"ZREM", self.queue, *gone))
         for number, member in enumerate(new, max(self.tail + 1, before.now)):
-            found.append((b"ZADD", self.queue, ahead_at if member == ahead else number, member))
+            place = self.former if self.former and member == self.own and self.former < before.now else number
+            found.append((b"ZADD", self.queue, ahead_at if member == ahead else place, member))
         if self.own in after.queue:  # each waiter asks again from time to time, far more often than that
             found.append((b"PEXPIRE", self.queue, QUEUE_TTL_MS))
         silent = [member for member in before.polls if member not in after.polls]
@@ -130,6 +132,11 @@ def place_of(key: bytes, tail: Reply) -> int:
 def blob(word: Argument) -> bytes:
     """Return an argument of a script as bytes."""
     return b"%d" % word if isinstance(word, int) else word
+
+
+def number_at(words: Words, index: int) -> int | None:
+    """Return an optional argument of a script; None if it is missing or empty."""
+    return int(words[index]) if words[index:] and words[index] != b"" else None
 
 
 def microseconds(time: Reply) -> int:

@@ -21,6 +21,8 @@ from .watch_dialogue import (
     deaf,
     microseconds,
     not_ours,
+    number_at,
+    pairs,
     place_of,
 )
 
@@ -62,7 +64,7 @@ def _questions(keys: WireKeys, own: bytes, window: int) -> list[Words]:
         (b"PTTL", name),
         (b"GET", fence),
         (b"PTTL", fence),
-        (b"ZRANGE", queue, 0, window - 1),
+        (b"ZRANGE", queue, 0, window - 1, b"WITHSCORES"),
         (b"ZCARD", queue),
         (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
         (b"ZSCORE", queue, own),
@@ -70,15 +72,20 @@ def _questions(keys: WireKeys, own: bytes, window: int) -> list[Words]:
     ]
 
 
-def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool) -> Dialogue:
-    """Return a `LockRead` of each lock. ``own`` is the caller's ticket, or empty."""
+def _read(
+    locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool, former: int | None = None
+) -> Dialogue:
+    """Return a `LockRead` of each lock. ``own`` is the caller's ticket, or empty.
+
+    ``former``: the place that the ticket had, if the request is repeated.
+    """
     asked: list[Words] = [(b"WATCH", *(key for keys in locks for key in keys)), (b"TIME",)]
     for keys in locks:
         asked += _questions(keys, own, window)
     _, time, *replies = checked((yield asked))
     number = len(replies) // len(locks)
     read = [replies[first : first + number] for first in range(0, len(replies), number)]
-    heads: list[list[bytes]] = [reply[4] for reply in read]
+    heads = [dict(pairs(reply[4])) for reply in read]
     tickets = [ticket for head in heads for member in head if (ticket := Ticket.of_lock(member)) is not None]
     unheard: frozenset[bytes] = frozenset()
     alive: list[list[Reply]] = [[] for _ in heads]
@@ -88,11 +95,21 @@ def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: 
         listening, *scores = yield asked
         unheard, alive = deaf(listening), checked(scores)
     base = LockSnapshot(microseconds(time), deaf=unheard, mute=mute, full=full)
-    return [_view(keys, base, own, reply, until) for keys, reply, until in zip(locks, read, alive, strict=True)]
+    views = zip(locks, read, heads, alive, strict=True)
+    return [_view(keys, base, own, former, reply, places, until) for keys, reply, places, until in views]
 
 
-def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], alive: list[Reply]) -> LockRead:
-    holder, left, last, kept, head, waiting, tail, place, (own_until, open_since) = reply
+def _view(
+    keys: WireKeys,
+    base: LockSnapshot,
+    own: bytes,
+    former: int | None,
+    reply: list[Reply],
+    places: dict[bytes, float],
+    alive: list[Reply],
+) -> LockRead:
+    holder, left, last, kept, _, waiting, tail, place, (own_until, open_since) = reply
+    head, last_place = list(places), place_of(keys[1], tail)
     polls = {member: int(float(until)) for member, until in zip(head, alive, strict=False) if until is not None}
     if own_until is not None:
         polls[own] = int(float(own_until))
@@ -108,10 +125,11 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
         granted=granted,
         kept=kept,
         queue=queue,
+        places={member: int(place) for member, place in places.items()},
         polls=polls,
         unread=waiting - len(queue),
     )
-    return LockRead(keys, before, QueueView(keys[1], keys[3], place_of(keys[1], tail), waiting > len(head), own))
+    return LockRead(keys, before, QueueView(keys[1], keys[3], last_place, waiting > len(head), own, former))
 
 
 def _read_fence(key: bytes, found: bytes | None) -> tuple[int, bytes]:
@@ -133,13 +151,22 @@ def _plan(
     return WritePlan(reply, writes, tuple(messages), without)
 
 
-def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], rules.LockDecision], waits: bool = False) -> Decide:
-    """Decide about one lock; ``waits``: a request whose ticket is queued goes on waiting if nothing can be written."""
+def _one(
+    keys: WireKeys,
+    own: bytes,
+    rule: Callable[[LockSnapshot], rules.LockDecision],
+    waits: bool = False,
+    former: int | None = None,
+) -> Decide:
+    """Decide about one lock; ``waits``: a request whose ticket is queued goes on waiting if nothing can be written.
+
+    ``former``: the place that the ticket ``own`` had, if the request is repeated.
+    """
 
     def decide(mute: bool, full: bool) -> Dialogue:
         window = WINDOW
         while True:
-            (view,) = yield from _read([keys], own, window, mute, full)
+            (view,) = yield from _read([keys], own, window, mute, full, former)
             decision = rule(view.before)
             if not view.line.ended(view.before, decision.after):
                 break
@@ -153,10 +180,11 @@ def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], rules.LockDe
 
 def acquire(keys: WireKeys, words: Words) -> Decide:
     """Decide as lock/acquire.lua does."""
-    token, ttl_ms, member, poll_ms, reusable, *more = words
+    token, ttl_ms, member, poll_ms, reusable, *_ = words
     own, ttl, poll, again = blob(member), int(ttl_ms), int(poll_ms), int(reusable) == 1
-    most = int(more[0]) if more else None
-    return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, again, most), waits=True)
+    most, former = number_at(words, 5), number_at(words, 6)
+    rule = lambda it: rules.acquire(it, blob(token), ttl, own, poll, again, most, former)  # noqa: E731
+    return _one(keys, own, rule, waits=True, former=former)
 
 
 def release(keys: WireKeys, words: Words) -> Decide:

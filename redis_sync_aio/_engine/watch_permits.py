@@ -27,6 +27,7 @@ from .watch_dialogue import (
     deaf,
     microseconds,
     not_ours,
+    number_at,
     pairs,
     place_of,
 )
@@ -240,8 +241,13 @@ def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
     return permits_of(named, about, until), deaf(listening), polled
 
 
-def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Dialogue:
-    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
+def _read(
+    keys: WireKeys, token: bytes, attempt: bytes, own: bytes, former: int | None, window: int, mute: bool
+) -> Dialogue:
+    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty.
+
+    ``former``: the place that the ticket had, if the request is repeated.
+    """
     seen = _overview(keys, checked((yield _first_asked(keys, token, attempt, own, window))), [token, attempt])
     if seen.nameless:
         yield from _refuse_foreign(keys[1])
@@ -268,6 +274,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
         permits={} if seen.lost else held,
         queue=members,
         ahead=members[0] if members and places.get(members[0], 0) < 0 else b"",
+        places={member: int(place) for member, place in places.items()},
         polls=polled,
         unread=seen.waiting - len(places) - (len(members) > len(places)),
         shared=shared,
@@ -275,7 +282,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
         mute=mute,
         resized=seen.resized,
     )
-    line = QueueView(keys[2], keys[3], seen.last_place, seen.waiting > len(places), own)
+    line = QueueView(keys[2], keys[3], seen.last_place, seen.waiting > len(places), own, former)
     sharers = {name: until for name, until in islice(live.items(), MAX_NOTIFIED) if shared and Sharer.of(name)}
     return PermitsRead(keys, before, kept, line, seen.lost, len(seen.ends) - len(live) > BATCH, sharers)
 
@@ -322,8 +329,11 @@ def _about(
     waits: bool = False,
     attempt: bytes = b"",
     window: int | None = None,
+    former: int | None = None,
 ) -> Decide:
     """Decide for ``token``, by that ``attempt`` if it upgrades.
+
+    ``former``: the place that the ticket ``own`` had, if the request is repeated.
 
     ``window``: how many tickets it looks at in any case.
     ``waits``: a request whose ticket is queued goes on waiting if nothing can be written.
@@ -334,7 +344,7 @@ def _about(
         nonlocal packed
         seen = window or WINDOW
         while True:
-            view = yield from _read(keys, token, attempt, own, seen, mute)
+            view = yield from _read(keys, token, attempt, own, former, seen, mute)
             before = view.before
             packed |= before.used >= before.limit > 0
             view = replace(view, before=replace(before, packed=packed))
@@ -358,9 +368,9 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/acquire.lua does."""
     token, own = blob(words[0]), blob(words[2])
     ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 4, 5))
-    whose, most = blob(words[6]) if words[6:] else b"", int(words[7]) if words[7:] else None
-    rule = lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit, whose, most)  # noqa: E731
-    return _about(keys, token, own, rule, waits=True)
+    whose, most, former = blob(words[6]) if words[6:] else b"", number_at(words, 7), number_at(words, 8)
+    rule = lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit, whose, most, former)  # noqa: E731
+    return _about(keys, token, own, rule, waits=True, former=former)
 
 
 def release(keys: WireKeys, words: Words) -> Decide:

@@ -42,12 +42,15 @@ MUTANTS: Mapping[str, Mutant] = {
         "'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'",
         "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'",
     ),
-    "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', ", "'ZADD', QUEUE, "),
+    "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', place", "'ZADD', QUEUE, place"),
+    "a ticket that was passed over goes to the end": Mutant("former and former + 0 < now and", "false and"),
+    "a place of another clock counts": Mutant("former and former + 0 < now and", "former and"),
+    "nobody learns that a ticket was passed over": Mutant("back and 1 or new", "new"),
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
     "a living poller is dropped": Mutant("then return RESERVED end", "then end"),
     "one too many may wait": Mutant("waiting >= most + 0", "waiting > most + 0"),
-    "a request that waits is refused": Mutant("if most and not redis.call('ZSCORE', QUEUE, ticket)", "if most"),
+    "a request that waits is refused": Mutant("~= '' and not redis.call('ZSCORE', QUEUE, ticket)", "~= ''"),
     # P3 wake-up
     "a release wakes nobody": Mutant("local next = settle('', first)", "local next = FREE"),
     "a renewal that finds it gone wakes nobody": Mutant("settle('', heads())\n  return {0, now}", "return {0, now}"),
@@ -182,9 +185,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lease that gets an end is told to nobody": Mutant("if ended < 0 or ended", "if ended"),
     "a longer lease is told": Mutant("if ended < 0 or ended > ttl + 0 then", "if true then"),
     "a dead waiter keeps a shorter lease from the next": Mutant(
-        "' ' .. ms) ~= 0 then return end", "' ' .. ms) then return end"
+        "' ' .. ms, true) ~= 0 then return end", "' ' .. ms, true) then return end"
     ),
-    "nobody is told that a ticket is new": Mutant("return {2, new, left", "return {2, 0, left"),
+    "nobody is told that a ticket is new": Mutant("back and 1 or new", "back and 1 or 0"),
     "a busy lock is never left free": Mutant("ms - since >= BUSY_MS then", "false then"),
     "a lock is left free at each release": Mutant("ms - since >= BUSY_MS then", "true then"),
     "a lock that is left free belongs to the first waiter": Mutant("redis.call('ZADD', QUEUE, -1, 'POLLERS_TICKET')"),

@@ -47,7 +47,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the sum is not stored after a renewal": Mutant("save()\nif not held or", "if not held or"),
     "the sum is not stored before who lines up": Mutant("save()\nif ARGV[8]", "if ARGV[8]"),
     "one too many may wait": Mutant("waiting >= most + 0", "waiting > most + 0"),
-    "a request that waits is refused": Mutant("if most and not redis.call('ZSCORE', QUEUE, ticket)", "if most"),
+    "a request that waits is refused": Mutant("~= '' and not redis.call('ZSCORE', QUEUE, ticket)", "~= ''"),
     "the own permit is remembered when it is gone": Mutant("if token == ARGV[1] then own = '' end"),
     "the own permit is not remembered": Mutant("if token == ARGV[1] then own = mine end"),
     # P2 order
@@ -56,7 +56,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "        return FULL\n      end\n      leave(ticket)",
         "      end\n      leave(ticket)",
     ),
-    "a dead heavy head blocks": Mutant("if tell(inbox, id, 0, left() or 1) then", "tell(inbox, id, 0, 1) do"),
+    "a dead heavy head blocks": Mutant("if tell(inbox, id, 0, left() or 1, true) then", "tell(inbox, id, 0, 1) do"),
     "nobody looks whether a heavy head lives": Mutant(
         "elseif turn == FULL and used < limit and not ahead then look = Look.IN_TIME end", "end"
     ),
@@ -71,7 +71,11 @@ MUTANTS: Mapping[str, Mutant] = {
         "'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'",
         "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'",
     ),
-    "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', ", "'ZADD', QUEUE, "),
+    "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', place", "'ZADD', QUEUE, place"),
+    "a ticket that was passed over goes to the end": Mutant("former and former + 0 < now and", "false and"),
+    "a place of another clock counts": Mutant("former and former + 0 < now and", "former and"),
+    "who comes back gets nothing that is free": Mutant("if back then first = nil end"),
+    "nobody learns that a ticket was passed over": Mutant("back and 1 or new", "new"),
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("lives = alive and tonumber(alive) * 1000 > now", "lives = alive"),
     "a living poller is dropped": Mutant("then return RESERVED, tonumber(alive) - now / 1000 end", "then end"),
@@ -128,10 +132,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "a longer permit is told": Mutant("if ended and ended > now + ms * 1000 then", "if true then"),
     "the end of a shorter permit is not looked up": Mutant("  soonest = nil\n  for _, ticket", "  for _, ticket"),
     "a dead waiter keeps a shorter permit from the next": Mutant(
-        "tell(inbox, id, 0, left() or 1) then return end", "tell(inbox, id, 0, left() or 1) ~= nil then return end"
+        "left() or 1, true) then return end", "left() or 1, true) ~= nil then return end"
     ),
     "nobody is told that a ticket is new (short way)": Mutant("return {2, new, math", "return {2, 0, math"),
-    "nobody is told that a ticket is new": Mutant("return {Outcome.QUEUED, new, ms", "return {Outcome.QUEUED, 0, ms"),
+    "nobody is told that a ticket is new": Mutant("back and 1 or new", "back and 1 or 0"),
     "the fence is only the clock": Mutant("math.max(fence + 1, now)", "now"),
     "the fence is only a counter": Mutant("math.max(fence + 1, now)", "fence + 1"),
     "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
@@ -291,12 +295,12 @@ MUTANTS: Mapping[str, Mutant] = {
         "if next_id and next_inbox ~= inbox then publish",
         "if false then publish",
     ),
-    "handed on to the dead": Mutant("and heard > 0 then\n      redis", "and heard >= 0 then\n      redis"),
+    "handed on to the dead": Mutant("here ~= 0 and redis", "redis"),
     "handed on without being allowed to say so": Mutant(
-        "if type(heard) == 'number' and heard > 0 then",
-        "if heard ~= 0 then",
+        "if type(heard) == 'number' then",
+        "if heard then",
     ),
-    "handed on to who goes on waiting": Mutant("redis.call('ZREM', QUEUE, first[1])"),
+    "handed on to who goes on waiting": Mutant("and redis.call('ZREM', QUEUE, first[1]) and", "and"),
     "handed on and kept": Mutant("redis.call('ZREM', PERMITS, ARGV[1])\n      redis.call('HDEL'", "redis.call('HDEL'"),
     "handed on and remembered": Mutant("      redis.call('HDEL', STATE, field)\n"),
     "handed on forever": Mutant(
@@ -304,7 +308,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "handed on without the sum": Mutant("'used', limit, 'fence', its_fence", "'fence', its_fence"),
     # readers that become the writer
-    "an upgrade waits its turn": Mutant("ahead = -now", "ahead = nil"),
+    "an upgrade waits its turn": Mutant("ahead, back = -now", "ahead, back = nil"),
     "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),
     "an upgrade does not wait for others": Mutant("if fits(WRITER_WEIGHT, had) then", "if true then"),
     "an upgrade by nobody": Mutant("or not had or had == 0 or spent then", "or spent then"),

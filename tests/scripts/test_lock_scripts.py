@@ -89,6 +89,29 @@ async def test_p8_fences_rise_although_the_counter_was_lost(redis: Client) -> No
     assert fences == sorted(set(fences))
 
 
+async def test_p2_a_ticket_that_was_passed_over_has_its_place_again(redis: Client) -> None:
+    """Its turn came while nobody listened. It is ahead of all that came later, also when the lock is free."""
+
+    async def repeated(former: int) -> Any:
+        return await run(redis, "lock/acquire", b"w", TTL, polled(b"w"), 60_000, 0, b"", former)
+
+    await acquire(redis, b"a")
+    former = (await acquire(redis, b"w", polled(b"w"), 60_000))[3]
+    await run(redis, "lock/release", b"", polled(b"w"), 0)
+    assert (await acquire(redis, b"late", polled(b"late"), 60_000))[0] == 2
+    for new in (1, 0):
+        assert (await repeated(former))[:2] == [2, new]
+        assert await redis.zrange(KEYS.queue, 0, -1) == [polled(b"w"), polled(b"late")]
+    await run(redis, "lock/release", b"", polled(b"w"), 0)
+    assert (await repeated(1 << 52))[:2] == [2, 1], "the clock went back, or it is another server's"
+    assert await redis.zrange(KEYS.queue, 0, -1) == [polled(b"late"), polled(b"w")]
+    assert await redis.zscore(KEYS.queue, polled(b"w")) < 1 << 52
+    await run(redis, "lock/release", b"", polled(b"w"), 0)
+    await run(redis, "lock/release", b"a", b"", 0)
+    assert isinstance(await repeated(former), int)
+    assert await redis.zrange(KEYS.queue, 0, -1) == [polled(b"late")]
+
+
 async def test_p2_a_lock_whose_holder_is_gone_belongs_to_the_head_of_the_queue(redis: Client) -> None:
     """Nobody barges: also a lone try_acquire settles first, and finds the lock reserved."""
     await acquire(redis, b"a")

@@ -17,6 +17,7 @@ from .permits import (
     ALIVE,
     BUSY,
     DEAD,
+    FAR,
     KEYS,
     OTHER,
     OWN,
@@ -559,3 +560,51 @@ async def test_p4_a_request_behind_too_many_is_refused_and_queued_ones_stay(redi
         assert (await asked(b"b", 1))[:2] == [QUEUED, 0], "it has a place, and keeps it"
     assert await redis.zrange(QUEUE, 0, -1, withscores=True) == before
     assert (await asked(b"c", 2))[:2] == [QUEUED, 1]
+
+
+async def micros(redis: Client) -> int:
+    """Return the time of the server, in microseconds."""
+    seconds, rest = await redis.time()
+    return int(seconds * 1_000_000 + rest)
+
+
+async def repeated(redis: Client, token: bytes, ticket: bytes, weight: int, former: int) -> Any:
+    """Repeat a request whose ticket had the place ``former``."""
+    return await run(redis, "permits/acquire", token, TTL, ticket, 0, weight, 3, b"", b"", former)
+
+
+async def test_p2_a_heavy_ticket_that_was_passed_over_has_its_place_again(redis: Client) -> None:
+    """It was first, nobody listened for a moment, and others that fit got in. It is ahead of all that came later."""
+    await granted(redis, b"a", limit=3)
+    heavy = ticket_member(ALIVE, 1, 20_000, b"h", 3)
+    former = (await ask(redis, b"h", heavy, weight=3, limit=3))[3]
+    await granted(redis, b"b", weight=2, limit=3)
+    assert not await redis.exists(QUEUE)
+    late = await waits(redis, b"late", OTHER, weight=3, limit=3)
+    for new in (1, 0):
+        assert (await repeated(redis, b"h", heavy, 3, former))[:2] == [QUEUED, new]
+        assert await redis.zrange(QUEUE, 0, -1) == [heavy, late]
+    async with inbox(redis) as told:
+        await release(redis, b"a")
+        await release(redis, b"b")
+        assert [number for number, fence, *_ in await told() if int(fence) > 0] == [b"1"]
+
+
+async def test_p2_a_ticket_that_was_passed_over_gets_what_is_free_before_a_heavy_one_behind_it(redis: Client) -> None:
+    await granted(redis, b"a", limit=3)
+    async with inbox(redis, OTHER):
+        light = ticket_member(ALIVE, 7, 20_000, b"l", 1)
+        former = await micros(redis) - 1
+        heavy = await waits(redis, b"heavy", OTHER, weight=3, limit=3)
+        assert isinstance(await repeated(redis, b"l", light, 1, former), int)
+        assert await redis.zrange(QUEUE, 0, -1) == [heavy]
+
+
+async def test_p2_a_place_that_is_not_in_the_past_is_none(redis: Client) -> None:
+    """The clock went back, or it is another server's: the ticket is the last one."""
+    await granted(redis, b"a", weight=3, limit=3)
+    first = await waits(redis, b"first", limit=3)
+    ticket = ticket_member(ALIVE, 9, 20_000, b"t", 1)
+    assert (await repeated(redis, b"t", ticket, 1, FAR))[:2] == [QUEUED, 1]
+    assert await redis.zscore(QUEUE, ticket) <= await micros(redis)
+    assert await redis.zrange(QUEUE, 0, -1) == [first, ticket]

@@ -114,7 +114,8 @@ class History(Compared[LockSnapshot]):
     def stored(self) -> LockSnapshot:
         """Read what is on the server. Times that run by themselves are taken for the model's if they are near."""
         pipe = self.client.pipeline(transaction=False)
-        pipe.get(KEYS.name).get(KEYS.fence).zrange(KEYS.queue, 0, -1).zrange(KEYS.polls, 0, -1, withscores=True)
+        pipe.get(KEYS.name).get(KEYS.fence)
+        pipe.zrange(KEYS.queue, 0, -1, withscores=True).zrange(KEYS.polls, 0, -1, withscores=True)
         for key in KEYS.all:
             pipe.pttl(key)
         holder, last, queue, polls, left, in_queue, kept, in_polls = pipe.execute()
@@ -128,7 +129,8 @@ class History(Compared[LockSnapshot]):
             fence=int(last[:16]) if last else 0,
             granted=last[17:] if last else b"",
             kept=self.model.kept,  # checked above; a late copy of a request may shorten it
-            queue=tuple(queue),
+            queue=tuple(ticket for ticket, _ in queue),
+            places={ticket: int(place) for ticket, place in queue},
             polls={ticket: int(until) for ticket, until in polls},
         )
 
@@ -150,7 +152,9 @@ class History(Compared[LockSnapshot]):
             found = self.message()
             assert Message(found["channel"], found["data"]) == told
         self.model = replace(decision.after, mute=False)
-        assert self.stored() == self.model
+        stored = self.stored()
+        assert stored == self.model
+        self.model = stored  # with the places of tickets
 
     def both(
         self, decide: Rule, script: str, *arguments: bytes | int, mute: bool = False, spends: bool = False
@@ -208,8 +212,11 @@ class History(Compared[LockSnapshot]):
         reusable = actor.kind == "identity"
         self.asking, self.own = actor, (actor.ticket,)
         most = most_waiting(actor.number)
-        asked = (*words, int(reusable), *(() if most is None else (most,)))
-        self.both(lambda it: rules.acquire(it, *words, reusable, most), "lock/acquire", *asked, mute=mute)
+        former = self.came.get(actor.ticket)
+        again = () if former is None else (b"" if most is None else most, former)
+        asked = (*words, int(reusable), *(again or (() if most is None else (most,))))
+        decide = lambda it: rules.acquire(it, *words, reusable, most, former)  # noqa: E731
+        self.queued(actor.ticket, self.both(decide, "lock/acquire", *asked, mute=mute))
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:

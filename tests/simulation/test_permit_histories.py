@@ -153,7 +153,17 @@ class History(Compared[PermitSnapshot]):
         alive = {ticket: int(score) for ticket, score in polls}
         waiting = tuple(ticket for ticket, _ in queue)
         ahead = b"".join(ticket for ticket, place in queue if place < 0)
-        return replace(self.model, now=self.now, permits=permits, queue=waiting, ahead=ahead, polls=alive, **known)
+        places = {ticket: int(place) for ticket, place in queue}
+        return replace(
+            self.model,
+            now=self.now,
+            permits=permits,
+            queue=waiting,
+            places=places,
+            ahead=ahead,
+            polls=alive,
+            **known,
+        )
 
     def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
         return client.evalsha(self.scripts[script], 4, *KEYS.all, *arguments, *divmod(self.now, SECOND))
@@ -166,7 +176,9 @@ class History(Compared[PermitSnapshot]):
             found = self.message()
             assert Message(found["channel"], found["data"]) == expected
         self.model = replace(decision.after, mute=False)
-        assert self.stored() == self.model, (script, arguments)
+        stored = self.stored()
+        assert stored == self.model, (script, arguments)
+        self.model = stored  # with the places of tickets
         return decision
 
     def both(
@@ -247,9 +259,12 @@ class History(Compared[PermitSnapshot]):
     def ask(self, actor: Actor, mute: bool = False) -> None:
         arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
         size, most = (actor.weight, actor.limit, actor.whose), most_waiting(actor.number)
-        asked = (*arguments, *size, *(() if most is None else (most,)))
+        former = self.came.get(actor.ticket)
+        again = () if former is None else (b"" if most is None else most, former)
+        asked = (*arguments, *size, *(again or (() if most is None else (most,))))
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.acquire(it, *arguments, *size, most), "permits/acquire", *asked, mute=mute)
+        decide = lambda it: rules.acquire(it, *arguments, *size, most, former)  # noqa: E731
+        self.queued(actor.ticket, self.both(decide, "permits/acquire", *asked, mute=mute))
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .inside import ASK_AGAIN, Decision, Message, S
+from .inside import ASK_AGAIN, Decision, Message, Outcome, S
 from .options import OPTIONS
 
 INBOXES = (b"rsa:1", b"rsa:2")
@@ -76,6 +76,12 @@ class Compared(RuleBasedStateMachine, Generic[S]):
         super().__init__()
         self.now = START
         self.fence = 0
+        self.came: dict[bytes, int] = {}  # when each ticket entered the queue; its repeated request says so
+
+    def queued(self, ticket: bytes, decision: Decision[S]) -> None:
+        """Remember, as a process does, when its request entered the queue."""
+        if isinstance(decision.reply, tuple) and decision.reply[0] == Outcome.QUEUED:
+            self.came.setdefault(ticket, decision.reply[3])
 
     @initialize()
     def begin(self) -> None:

@@ -1,6 +1,6 @@
 -- The end of an acquire: return BUSY, or QUEUED with a place in the queue.
--- Needs `holder` and `last` (NAME and FENCE), and `settled`: whether tickets were removed after
--- `tail` was read. If FENCE does not name the holder, no release will wake us: look again soon.
+-- Needs `holder` and `last` (NAME and FENCE), `back`, and `settled`: whether tickets were removed
+-- after `tail` was read. If FENCE does not name the holder, no release will wake us: look soon.
 local left, look = redis.call('PTTL', NAME), Look.SOON
 if holder and last and string.sub(last, 18) == holder then look = Look.NONE end
 if ticket == '' then return {Outcome.BUSY, 0, left, now, look} end
@@ -9,4 +9,4 @@ local most, ends_in = ARGV[6], left
 local place, perhaps_new = math.max((tail or 0) + 1, now), not tail or settled
 -- include: ticket_insert
 if holder then notify_contended(holder) end
-return {Outcome.QUEUED, new, left, now, look}
+return {Outcome.QUEUED, back and 1 or new, left, now, look}

@@ -1,6 +1,6 @@
 -- The end of an acquire: return BUSY, or QUEUED with a place in the queue.
 -- Needs `turn` and `more`: what `settle` returned; and `ahead`: the score of a ticket that goes to
--- the front, or false.
+-- the front, or false; and `back`: see `ticket_return`.
 -- Look.SOON: nothing will wake us. Look.IN_TIME: there is room behind the first ticket, whose owner
 -- may die.
 local ms, look = left() or FOREVER_MS, Look.NONE
@@ -24,4 +24,4 @@ if redis.call('HGET', STATE, 'shared') then
     end
   end
 end
-return {Outcome.QUEUED, new, ms, now, look}
+return {Outcome.QUEUED, back and 1 or new, ms, now, look}

@@ -1,7 +1,7 @@
 -- Acquire the lock, or take a place in its queue (without a ticket neither, while it is taken).
 -- KEYS   name, queue, fence, polls
 -- ARGV   1 token  2 ttl_ms (0 = forever)  3 ticket ('' = do not queue)  4 poll_ms: how long a
---        polled ticket lives (0 = it has an inbox)  5 '1': token is reusable  6 queue_limit.lua
+--        polled ticket lives (0 = it has an inbox)  5 '1': reusable  6 queue_limit  7 ticket_return
 -- REPLY  the fence if GRANTED for the whole ttl (to a sharing process the first of FENCE_RANGE), or
 --        {Outcome, n, ms left (-1 = forever, -2 = not held), server time in us, Look}:
 --        BUSY; QUEUED (n = 1: new); OWN (n: its fence); SPENT; QUEUE_FULL (n: tickets in the queue)
@@ -9,7 +9,7 @@
 --        changes. A copy that arrives after the release finds the token in FENCE: SPENT.
 -- COST   O(log waiters), and as much for each dead waiter it drops
 -- include: lock_keys
-local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local token, ttl, ticket, poll_ms, former = ARGV[1], ARGV[2], ARGV[3], ARGV[4] + 0, ARGV[7]
 local tail, settled = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 -- include: lock_fast_acquire
 -- include: lock_queue
@@ -25,6 +25,7 @@ if holder == token then
   local fence = last_token == token and string.sub(last, 1, 16) + 1 - fences_of(token)
   return {Outcome.OWN, tonumber(fence or next_fence(token, ttl)), redis.call('PTTL', NAME), now, 0}
 end
+-- include: ticket_return
 if not holder then
   if settle(ticket, heads()) == FREE then
     if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end
@@ -34,7 +35,6 @@ if not holder then
     notify_contended(token) -- by the tickets that were behind it in the queue
     return tonumber(fence)
   end
-  settled = true
-  holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
+  settled, holder, last = true, redis.call('GET', NAME), redis.call('GET', FENCE)
 end
 -- include: lock_enqueue

@@ -2,7 +2,7 @@
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms: the lifetime of a polling
 --        client's ticket (0 = it has an inbox)  5 weight  6 limit (0 = the server's)
---        7 whose limit counts: see permit_choose_limit.lua  8 see queue_limit.lua
+--        7 whose limit counts: see permit_choose_limit.lua  8 queue_limit.lua  9 ticket_return.lua
 -- REPLY  the fence if GRANTED for the whole ttl (to a sharing process the first of FENCE_RANGE), or
 --        {Outcome, n, ms until the first permit ends (-1 = never), server time in us, m}:
 --        BUSY; QUEUED (n = 1: new; m: a Look); OWN (n: its fence, its own ms, m: its weight); SPENT
@@ -21,7 +21,7 @@ local weight, asked = ARGV[5] + 0, ARGV[6] + 0
 -- include: permit_queue
 -- include: permit_notify_contended
 -- include: permit_expire
-local turn, more = settle(ticket) -- first: this may grant something to the token by another ticket
+-- include: permit_return
 local had, its_fence = permit(token)
 -- include: permit_choose_limit
 -- include: permit_refuse

@@ -30,5 +30,5 @@ if fits(WRITER_WEIGHT, had) then
   if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then notify_contended(token) end
   return tonumber(its_fence)
 end
-local ahead = -now -- the score of a ticket that is ahead of all others
+local ahead, back = -now, false -- the score of a ticket that is ahead of all others
 -- include: permit_enqueue
