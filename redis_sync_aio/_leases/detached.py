@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 
+from .._core.clock import now
 from .._core.keys import Keys, PermitKeys
 from .grant import Grant
 from .manager import GrantManager
@@ -34,6 +35,14 @@ async def detach(grant: Grant, ttl_ms: int | None) -> str:
         )
     assert isinstance(manager, GrantManager)
     grant.check()
+    left = grant.hold_limit - now()
+    if ttl_ms is None and left < grant.ttl_ms / 1000:
+        ttl_ms = max(1, int(left * 1000))
+    elif ttl_ms is not None and ttl_ms / 1000 > left:
+        raise ValueError(
+            f"the lease on {grant.name!r} may be held for {left:.3f} seconds more (max_hold), and ttl must not be "
+            f"longer, not {ttl_ms / 1000:g}: detach it for a shorter time, or raise max_hold"
+        )
     if grant.period < ENDLESS or ttl_ms is not None:
         await grant.extend(grant.ttl_ms if ttl_ms is None else ttl_ms)
         grant.check()  # it may have been released meanwhile

@@ -255,11 +255,13 @@ class Lease:
         or with ``share=True``.
 
         Args:
-            ttl: How long the detached lease lasts: seconds or timedelta from now. None: the ttl of the lease.
+            ttl: How long the detached lease lasts: seconds or timedelta from now. None: the ttl of the lease, or what
+                is left of its ``max_hold`` if that is less.
 
         Raises:
             LeaseLost, NotHeld, Unreachable, CommandRefused, WrongContext: As for `extend`. The lease was not detached.
-            ValueError: The lease cannot be detached, or ``ttl`` is out of range.
+            ValueError: The lease cannot be detached, or ``ttl`` is out of range, or longer than what is left of its
+                ``max_hold``.
             TypeError: The ttl is not a time.
 
         On cancellation the lease is still held here, and its end may have moved.

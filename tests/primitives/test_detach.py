@@ -95,6 +95,24 @@ async def test_the_ttl_is_that_of_the_detachment(sync: Coordinator, redis: Redis
         await (await sync.lock("d").attach(token)).release()
 
 
+@pytest.mark.parametrize("engine", ["lua", "watch"])
+async def test_a_detached_lease_does_not_outlast_its_max_hold(sync: Coordinator, redis: Redis, engine: Engine) -> None:
+    """A longer ttl is refused, and the lease stays; without a ttl it lasts for what is left."""
+    for lock in (
+        AsyncLock(sync, "d", ttl=60, max_hold=20, engine=engine),
+        AsyncLock(sync, "d", ttl=None, max_hold=20, engine=engine),
+    ):
+        lease = await lock.acquire()
+        with pytest.raises(ValueError, match=r"max_hold.*not 25"):
+            await lease.detach(ttl=25)
+        lease.check()
+        before = lease.remaining()
+        token = await lease.detach()
+        assert 0 < await redis.pttl("d") <= before * 1000
+        attached = await lock.attach(token)
+        await (await lock.attach(await attached.detach(ttl=5))).release()
+
+
 async def test_a_lock_without_an_end_is_detached_without_one(sync: Coordinator, redis: Redis) -> None:
     lock = sync.lock("d", ttl=None)
     token = await (await lock.acquire()).detach()
