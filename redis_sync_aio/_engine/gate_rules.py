@@ -15,7 +15,9 @@ def count_down(before: PermitSnapshot, token: bytes, by: int, whole: int, lasts:
     """Count a gate down ``by`` so much, or close it again (0); remember it for ``lasts`` ms, the token for its own."""
     draft = PermitDraft(before)
     count = max(-draft.limit, 0) if draft.limit else whole
-    if token not in draft.permits:
+    if token in draft.permits:
+        draft.least = lasts  # an identity that counts again: the count is remembered from now on
+    else:
         count = max(count - by, 0) if by else whole
         draft.limit = draft.known_limit = -count or OPEN_LIMIT
         draft.lasts = lasts

@@ -61,7 +61,7 @@ class PermitDraft(QueueDraft):
         self.before = before
         self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
         self.known_limit = before.limit  # the caller's limit becomes the server's with a grant
-        self.ahead, self.lasts = before.ahead, 0
+        self.ahead, self.lasts, self.least = before.ahead, 0, 0
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
@@ -81,6 +81,7 @@ class PermitDraft(QueueDraft):
             shared=self.shared,
             packed=False,
             lasts=self.lasts,
+            least=self.least,
         )
         return PermitDecision(reply, after, tuple(self.messages))
 

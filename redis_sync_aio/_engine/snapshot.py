@@ -92,6 +92,7 @@ class PermitSnapshot:
     mute: bool = False  # the caller may not publish (ACL)
     resized: bool = False  # whether a resize set the limit: then no other request changes it
     lasts: int = field(default=0, compare=False)  # for how many ms a count, or a broken barrier, is remembered
+    least: int = field(default=0, compare=False)  # for how many ms from now the keys last at least
     packed: bool = False  # nothing was free before some of the expired permits were dropped
 
 

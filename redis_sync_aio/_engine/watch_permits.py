@@ -81,7 +81,7 @@ class PermitsRead:
         new = {token: permit for token, permit in after.permits.items() if old.get(token) != permit}
         found: list[Words] = [(b"ZADD", permits, _end(permit), token) for token, permit in new.items()]
         fields = [*(field for item in new.items() for field in _about_permit(*item)), *self._marks(after)]
-        if fields or self._counts_differ(after):
+        if fields or after.least or self._counts_differ(after):
             fields += [b"limit", after.limit, b"used", after.used, b"fence", after.fence]
             kept = self._keep(after, [permit.until for permit in new.values()])
             left = kept - after.now // 1000
@@ -109,7 +109,7 @@ class PermitsRead:
         time = after.now // 1000
         if after.lasts:
             return max(time, -(-after.fence // 1000)) + 2 * max(HOUR_MS, math.ceil(1.25 * after.lasts))
-        longest = max((end // 1000 - time for end in ends), default=0)
+        longest = max([after.least, *(end // 1000 - time for end in ends)])
         if after.resized:  # not forgotten as an implied limit is
             longest = max(longest, TEN_YEARS_MS)
         least = max(HOUR_MS, math.ceil(1.25 * longest))

@@ -243,6 +243,30 @@ async def test_an_identity_counts_once_for_as_long_as_the_latch_is_remembered(
         assert hour <= await redis.ttl(key) <= 2.5 * hour
 
 
+@pytest.mark.parametrize("at_zero", [False, True])
+async def test_a_latch_is_remembered_from_the_latest_count_on_also_of_an_identity_that_has_counted(
+    sync: Coordinator, engine: Any, redis: Redis, at_zero: bool
+) -> None:
+    """Its days began with a count that another part of the work made long ago."""
+    latch, day = AsyncCountDownLatch(sync, NAME, 3, keep=86_400, engine=engine), 86_400
+    assert await latch.count_down(3 if at_zero else 1, identity="one") == (0 if at_zero else 2)
+    seconds, _ = await redis.time()
+    await redis.hset("{party}:latch:state", "kept", int(seconds + day / 4) * 1000)
+    for key in ("{party}:latch", "{party}:latch:state"):
+        await redis.expire(key, day // 4)
+    assert await latch.count_down(identity="one") == (0 if at_zero else 2)
+    for key in ("{party}:latch", "{party}:latch:state"):
+        assert day <= await redis.ttl(key) <= 2.5 * day
+
+
+async def test_a_repeated_count_shortens_nothing(sync: Coordinator, engine: Any, redis: Redis) -> None:
+    """A process with a shorter ``keep`` does not take from what another one asked for."""
+    day = 86_400
+    await AsyncCountDownLatch(sync, NAME, 3, keep=30 * day, engine=engine).count_down(identity="one")
+    await AsyncCountDownLatch(sync, NAME, 3, keep=day, engine=engine).count_down(identity="one")
+    assert await redis.ttl("{party}:latch:state") >= 30 * day
+
+
 async def test_each_count_counts_once_wherever_its_task_is_cancelled(sync: Coordinator, engine: Any) -> None:
     """P5: a count that was sent counts; one that was not does not."""
     counted = AsyncCountDownLatch(sync, f"{NAME} of many", 1000, engine=engine)

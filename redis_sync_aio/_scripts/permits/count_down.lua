@@ -4,7 +4,8 @@
 --        again, or that the server does not know  4 ms that the count is remembered at least
 --        5 ms that the token is remembered, as long as the count is
 -- REPLY  the count that is left; 0: it is open
--- REPLAY A token that has counted changes nothing, as long as it is remembered.
+-- REPLAY A token that has counted does not count again, as long as it is remembered; the count is
+--        remembered for longer.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
 -- include: publish
@@ -14,7 +15,9 @@
 -- include: permit_tombstone
 local by, whole = ARGV[2] + 0, ARGV[3] + 0
 local count = limit == 0 and whole or math.max(-limit, 0)
-if not permit(ARGV[1]) then
+if permit(ARGV[1]) then
+  keep(ARGV[4] + 0, true) -- an identity that counts again: the count is remembered from now on
+else
   count = by == 0 and whole or math.max(count - by, 0)
   limit = count == 0 and OPEN_LIMIT or -count
   redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', string.format('%.0f', fence))
