@@ -90,10 +90,11 @@ async def test_the_doctor_is_content_with_the_keys_that_it_advises(pattern: str)
             server.client(username="locks", password=SECRET) as client,
             Coordinator(client) as sync,
             Coordinator(client) as other,
-            sync.lock(LOCKED[pattern]),
         ):
+            lease = await sync.lock(LOCKED[pattern]).acquire()
             with pytest.raises(AcquireTimeout):
                 await other.lock(LOCKED[pattern]).acquire(timeout=0.1)
+            await lease.release()
 
 
 @pytest.mark.ci

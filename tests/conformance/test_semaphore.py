@@ -232,7 +232,7 @@ async def test_p2_a_grant_lets_in_the_waiters_that_fit_behind_it(sync: Coordinat
 # -- the limit ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["acquire", "try_acquire", "hold"])
+@pytest.mark.parametrize("method", ["acquire", "try_acquire"])
 async def test_a_weight_above_the_limit_is_refused_at_the_call(sync: Coordinator, redis: Redis, method: str) -> None:
     sem = semaphore(sync, 3)
     with pytest.raises(ValueError, match="never fits into the limit 3"):

@@ -229,7 +229,7 @@ async def test_p1_a3_killed_between_grant_and_bookkeeping(
                 await child.acquire("warm", ttl)
                 if pushed:
                     holder = await lock.acquire()
-                    rule = proxy.on_push("", HOLD)
+                    rule = proxy.on_push(lambda _: True, HOLD)
                     [grant] = await queue_up(lock, child, ttl=ttl)
                     await holder.release()
                 else:

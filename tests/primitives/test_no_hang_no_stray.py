@@ -147,17 +147,6 @@ async def test_behind_a_holder_the_free_ones_of_one_slot_are_taken_by_one_script
 # -- resize --------------------------------------------------------------------------------------------------
 
 
-async def test_a_hold_takes_the_limit_of_when_it_is_entered(redis: Redis) -> None:
-    """With a timeout as without one."""
-    sem = AsyncSemaphore(redis, "pool", limit=2)
-    held = [sem.acquire(), sem.acquire(timeout=3), sem.acquire(1, identity="me")]
-    await (await sem.acquire()).release()
-    await sem.resize(3)
-    for one in held:
-        async with one as lease:
-            lease.check()
-
-
 # -- records -------------------------------------------------------------------------------------------------
 
 
