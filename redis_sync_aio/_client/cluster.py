@@ -92,6 +92,10 @@ class Shard:
         """Note that ``node`` said that the cluster is down."""
         self.cluster.down(node)
 
+    def unreachable(self, node: Address) -> None:
+        """Ask all other nodes before ``node``, to which there is no connection."""
+        self.cluster.nodes.ask_last(node)
+
     async def locate(self) -> Address:
         """Ask the nodes and return the address of the primary; raise as redis-py does when no node can be reached."""
         await self.cluster.refresh()

@@ -42,6 +42,9 @@ class Primary(Protocol):
     def down(self, node: Address) -> None:
         """Note that ``node`` said that the cluster is down."""
 
+    def unreachable(self, node: Address) -> None:
+        """Ask all other nodes before ``node``, to which there is no connection."""
+
 
 class Primaries(Protocol):
     """The primaries of a cluster, by hash slot."""
@@ -87,6 +90,9 @@ class _Following:
             shard.connecting[limit] = asyncio.get_running_loop()
             try:
                 await above.connect()
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
+                shard.unreachable(Address(self.host, self.port))
+                raise
             finally:
                 del shard.connecting[limit]
 
