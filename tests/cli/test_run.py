@@ -279,6 +279,11 @@ echo ready $!
 wait
 """
 """A shell ends by SIGINT and SIGQUIT. It lets its background program ignore both."""
+ARMED_SHELL = """
+{background} &
+wait
+"""
+"""The same, for a background program that says itself that it is ready: once its trap is set."""
 STUBBORN = "trap '' TERM; while :; do sleep 1; done"
 
 
@@ -303,10 +308,10 @@ def test_the_lock_is_released_when_no_background_program_is_left(
 @pytest.mark.ci
 def test_the_lock_is_held_until_the_background_program_has_ended(server: EmbeddedServer, redis: Redis) -> None:
     """It has time to clean up, and nobody gets the lock meanwhile."""
-    cleans_up = "trap 'echo cleaning 1; read line < fifo; exit' TERM; while :; do sleep 0.1; done"
+    cleans_up = "trap 'echo cleaning 1; read line < fifo; exit' TERM; echo ready $$; while :; do sleep 0.1; done"
     with tempfile.TemporaryDirectory() as directory:
         os.mkfifo(f"{directory}/fifo")
-        script = f"cd {directory}\n" + SHELL.format(background=f"sh -c {shlex.quote(cleans_up)}")
+        script = f"cd {directory}\n" + ARMED_SHELL.format(background=f"sh -c {shlex.quote(cleans_up)}")
         with running(NAME, "--grace", "600", "--", "/bin/sh", "-c", script, url=server.url) as process:
             reads(process, "ready")
             process.send_signal(signal.SIGINT)
@@ -320,8 +325,8 @@ def test_the_lock_is_held_until_the_background_program_has_ended(server: Embedde
 
 def test_ctrl_c_ends_background_programs_too(server: EmbeddedServer) -> None:
     """They ignore SIGINT. The signal of the terminal does not come to `run`, which sees how the shell has ended."""
-    tells = "trap 'echo got TE''RM; exit' TERM; while :; do sleep 0.1; done"
-    script = SHELL.format(background=f"sh -c {shlex.quote(tells)}")
+    tells = "trap 'echo got TE''RM; exit' TERM; echo ready $$; while :; do sleep 0.1; done"
+    script = ARMED_SHELL.format(background=f"sh -c {shlex.quote(tells)}")
     with terminal("run", NAME, "--", "/bin/sh", "-c", script, REDIS_URL=server.url) as it:
         it.shows(r"ready \d+")
         it.types("\x03")
