@@ -115,12 +115,13 @@ async def test_p12_a_name_that_could_not_be_had_is_forgotten(
     kind: Kind, redis: Redis, sync: Coordinator, timeout: float
 ) -> None:
     """The coordinator is idle then, and closes."""
-    async with kind.make(sync, NAME):
-        with pytest.raises(AcquireTimeout) as caught:
-            await kind.make(redis, NAME).acquire(timeout=timeout)
-        assert 0 < (caught.value.remaining or 0) <= 30
-        coordinator = hub_of(redis)
-        await wait_until(lambda: not (coordinator.resources or coordinator.acquisitions), FAST, timeout=5)
+    held = await kind.make(sync, NAME).acquire()
+    with pytest.raises(AcquireTimeout) as caught:
+        await kind.make(redis, NAME).acquire(timeout=timeout)
+    assert 0 < (caught.value.remaining or 0) <= 30
+    coordinator = hub_of(redis)
+    await wait_until(lambda: not (coordinator.resources or coordinator.acquisitions), FAST, timeout=5)
+    await held.release()
 
 
 async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, sync: Coordinator) -> None:
