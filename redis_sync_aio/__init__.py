@@ -4,18 +4,28 @@ The documentation: https://redis-sync-aio.github.io/redis-sync-aio/. P1 to P12, 
 [guarantees](https://redis-sync-aio.github.io/redis-sync-aio/guarantees/).
 """
 
+from ._coordinator import Coordinator, CoordinatorStatistics
 from ._core.backoff import Backoff, wait_until
 from ._core.version import __version__ as __version__
 from ._leases.lease import Lease
+from ._primitives.barrier import AsyncBarrier
+from ._primitives.compensation import Compensation
+from ._primitives.election import Leader, LeaderElection, Term
+from ._primitives.fence_gate import FenceGate
+from ._primitives.lock import AsyncLock, LockStatistics, synchronized
+from ._primitives.multilock import AsyncMultiLock, MultiLease
+from ._primitives.parties import AsyncCountDownLatch, AsyncEvent
+from ._primitives.redlock import AsyncRedlock, RedlockLease, RedlockStatistics
+from ._primitives.reentrant import AsyncReentrantLock
+from ._primitives.robust import AsyncRobustLock, RobustLease
+from ._primitives.rwlock import AsyncReadWriteLock, ReadSide, ReadWriteStatistics, WriteSide
+from ._primitives.semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
 from ._recovery.record import Abandoned
 from ._recovery.undo import UndoSteps
+from ._transaction import Transaction, WatchRetry, transaction, watch_retry
 from ._transactions.attempts import Attempt
 from ._transactions.guarded import GuardedTransaction
 from ._transactions.options import Committed
-from .barrier import AsyncBarrier
-from .compensation import Compensation
-from .coordinator import Coordinator, CoordinatorStatistics
-from .election import Leader, LeaderElection, Term
 from .errors import (
     AcquireTimeout,
     BrokenBarrierError,
@@ -45,16 +55,6 @@ from .errors import (
     WrongContext,
     WrongKeyType,
 )
-from .fence_gate import FenceGate
-from .lock import AsyncLock, LockStatistics, synchronized
-from .multilock import AsyncMultiLock, MultiLease
-from .parties import AsyncCountDownLatch, AsyncEvent
-from .redlock import AsyncRedlock, RedlockLease, RedlockStatistics
-from .reentrant import AsyncReentrantLock
-from .robust import AsyncRobustLock, RobustLease
-from .rwlock import AsyncReadWriteLock, ReadSide, ReadWriteStatistics, WriteSide
-from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
-from .transaction import Transaction, WatchRetry, transaction, watch_retry
 
 __all__ = [
     "Abandoned",

@@ -50,7 +50,9 @@ from ._core.name_templates import check_template, escaped, names_from, text_of, 
 from ._core.slot_times import DAY, SlotName
 from ._leases.hold import leave_unentered
 from ._leases.lease import Lease
+from ._primitives.lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
 from ._primitives.mark import Mark
+from ._transaction import transaction
 from ._transactions.handle import Transaction
 from .errors import (
     CommandRefused,
@@ -61,8 +63,6 @@ from .errors import (
     RunInterrupted,
     SyncError,
 )
-from .lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
-from .transaction import transaction
 
 __all__ = ["Codec", "OnCrash", "OnInterrupted", "SlotState", "forget", "idempotent", "once", "once_per"]
 

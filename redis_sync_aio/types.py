@@ -5,18 +5,18 @@ from __future__ import annotations
 from ._acquire.binding import CoordinatorLike
 from ._acquire.options import CoordinatorOptions
 from ._client.settings import Client, RedisClient, ValkeyClient
+from ._coordinator import HeldHere, Push, WaitingHere
 from ._core.arguments import Json, Name, Seconds
 from ._core.attached import Observer, PatternOf
 from ._core.keys import Engine
 from ._leases.hold import Acquiring, OnLost
 from ._leases.lease import LossEvent
+from ._primitives.lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
+from ._primitives.semaphore import OnMismatch
 from ._recovery.undo import UndoStep
 from ._transactions.attempts import Attempts
 from ._transactions.exec_replies import Replies
-from .coordinator import Push
 from .errors import LossReason
-from .lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
-from .semaphore import OnMismatch
 
 __all__ = [
     "Acquiring",
@@ -26,6 +26,7 @@ __all__ = [
     "CoordinatorLike",
     "CoordinatorOptions",
     "Engine",
+    "HeldHere",
     "Json",
     "LossEvent",
     "LossReason",
@@ -43,4 +44,5 @@ __all__ = [
     "SynchronizeOrSkip",
     "UndoStep",
     "ValkeyClient",
+    "WaitingHere",
 ]

@@ -16,12 +16,12 @@ import anyio
 
 from .._acquire.implicit import client_of
 from .._client.settings import Client
+from .._coordinator import Coordinator
 from .._core.arguments import Seconds, count, is_async, permits, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
 from .._leases.hold import Acquiring, Face
 from .._leases.lease import Lease
-from ..coordinator import Coordinator
 from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable
 
 L = TypeVar("L", bound=Face)

@@ -24,11 +24,11 @@ from uuid import UUID
 from aiohttp import web
 
 from .._client.settings import Client
+from .._coordinator import Coordinator
 from .._core import logs
 from .._core.arguments import Seconds, is_async, options, require_bool
 from .._leases.hold import Acquiring
 from .._leases.lease import Lease
-from ..coordinator import Coordinator
 from ..errors import AcquireTimeout
 from . import _web
 from ._web import RequestName, Source

@@ -19,12 +19,12 @@ from typing import TypeAlias, cast
 
 from .._acquire.implicit import client_of
 from .._client.settings import Client
+from .._coordinator import Coordinator
 from .._core import logs
 from .._core.arguments import Seconds, count, permits, require_function, timeout_seconds, ttl_ms
 from .._core.keys import permit_keys
-from ..coordinator import Coordinator
+from .._primitives.semaphore import AsyncSemaphore
 from ..errors import AcquireTimeout, LeaseLost, QueueFull
-from ..semaphore import AsyncSemaphore
 from . import _web
 from ._web import Source, SyncState
 

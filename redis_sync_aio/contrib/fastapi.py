@@ -28,11 +28,11 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.websockets import WebSocketState
 from starlette.requests import ClientDisconnect
 
+from .._coordinator import Coordinator
 from .._core import logs
 from .._core.arguments import Seconds, one_of, options, require_bool, require_function
 from .._leases.hold import Acquiring
 from .._leases.lease import Lease
-from ..coordinator import Coordinator
 from ..errors import AcquireTimeout
 from . import _web
 from ._fastapi_routes import check_annotations, describe_answers

@@ -19,8 +19,8 @@ from weakref import WeakSet
 import redis as blocking
 from redis.asyncio import ConnectionPool, Redis
 
+from .._coordinator import Coordinator
 from .._core.arguments import one_of, options, require_bool, require_text
-from ..coordinator import Coordinator
 from ..embedded import EmbeddedServer
 from ._idle import close_hubs, hubs_of, left_in_hubs, left_in_pool
 

@@ -20,8 +20,8 @@ from .._leases.grant import Grant
 from .._leases.lease import Lease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.terms import HELD
+from .._primitives.lock import AsyncLock
 from ..errors import LeaseLost, LossReason
-from ..lock import AsyncLock
 from . import _causes
 
 

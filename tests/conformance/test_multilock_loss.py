@@ -146,7 +146,7 @@ async def test_p6_one_is_lost_while_the_others_are_still_under_way(
             lost.lose("taken")
         return found, free
 
-    monkeypatch.setattr("redis_sync_aio.multilock.try_acquire_all", lose_one)
+    monkeypatch.setattr("redis_sync_aio._primitives.multilock.try_acquire_all", lose_one)
     assert await lock.try_acquire() is None
     await wait_until(lambda: all_free(lock), FAST, timeout=5)
     losses = 0

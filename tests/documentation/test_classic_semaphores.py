@@ -12,8 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, LeaseLost, LimitMismatch, NotHeld, wait_until
-from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support import textbook

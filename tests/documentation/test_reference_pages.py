@@ -20,7 +20,6 @@ from redis_sync_aio.types import CoordinatorOptions
 PACKAGE = Path(redis_sync_aio.__file__).parent
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = (
-    "coordinator",
     "embedded",
     "inspection",
     "instrumentation",

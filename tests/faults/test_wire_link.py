@@ -20,8 +20,8 @@ from redis_sync_aio import (
     Unreachable,
     wait_until,
 )
-from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Push
 
 from ..support.inside import Connection, now, permit_keys
 from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, SWALLOW_REPLY, anything, arg

@@ -36,7 +36,6 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.compat import Lock
-from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.instrumentation import (
     ConnectionLost,
@@ -51,6 +50,7 @@ from redis_sync_aio.instrumentation import (
     Withdrawn,
     observe_all,
 )
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

@@ -12,7 +12,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost, WouldDeadlock, wait_until
-from redis_sync_aio.coordinator import Push
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST

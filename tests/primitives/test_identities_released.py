@@ -21,7 +21,7 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio.coordinator import Push
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator
-from redis_sync_aio.rwlock import WriteSide
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, WriteSide
 
 NAME = "fences"
 

@@ -60,7 +60,7 @@ from redis_sync_aio._leases.hold import Acquiring, OnLost
 from redis_sync_aio._leases.in_flight_counter import InFlightCounter
 from redis_sync_aio._leases.releases import Releases
 from redis_sync_aio._leases.terms import LeaseState
-from redis_sync_aio._primitives import gate, majority, quorum
+from redis_sync_aio._primitives import gate, majority, quorum, redlock
 from redis_sync_aio._primitives.lease_group import _groups as lease_groups
 from redis_sync_aio._primitives.try_all import try_acquire_all
 from redis_sync_aio._recovery.robust_grant import RobustGrant
@@ -83,6 +83,7 @@ from redis_sync_aio._scripts.constants import (
 from redis_sync_aio._sharing.cohort import IN_ONE_TURN, Cohort
 from redis_sync_aio._sharing.cohorts import Cohorts, cohort_of
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
+from redis_sync_aio._transaction import TURN_TTL
 from redis_sync_aio._transport import link, pool_attempt
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.cluster_link import ClusterLink
@@ -106,6 +107,7 @@ __all__ = [
     "MAX_NOTIFIED",
     "POLLERS_TICKET",
     "TOMBSTONE_MS",
+    "TURN_TTL",
     "WRITER_WEIGHT",
     "Acquiring",
     "Acquisition",
@@ -186,6 +188,7 @@ __all__ = [
     "quorum",
     "read_push",
     "read_through",
+    "redlock",
     "renewals",
     "robust_keys",
     "servers_of",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redis_sync_aio import redlock
-
-from .inside import majority
+from .inside import majority, redlock
 
 
 @pytest.fixture(autouse=True)

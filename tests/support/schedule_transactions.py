@@ -87,7 +87,7 @@ class Transactions(Schedule[Writer]):
         self.syncs: list[Coordinator] = []
 
     def run(self) -> None:
-        with patch.multiple(import_module("redis_sync_aio.transaction"), TURN_TTL=LEASE, TURN_MAX=LEASE):
+        with patch.multiple(import_module("redis_sync_aio._transaction"), TURN_TTL=LEASE, TURN_MAX=LEASE):
             super().run()
 
     def begin(self) -> Sequence[Writer]:

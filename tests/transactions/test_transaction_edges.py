@@ -30,11 +30,10 @@ from redis_sync_aio import (
     watch_retry,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.transaction import TURN_TTL
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.inside import now
+from ..support.inside import TURN_TTL, now
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD
 from ..support.transactions import in_use, proxied, watchers
 

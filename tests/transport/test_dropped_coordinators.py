@@ -15,8 +15,8 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, wait_until
-from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

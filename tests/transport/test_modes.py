@@ -14,8 +14,8 @@ from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.lock import Lock as RedisLock
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
-from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

@@ -12,22 +12,22 @@ from weakref import ReferenceType
 
 from redis.asyncio import Redis
 
-from ._acquire.binding import CoordinatorLike
-from ._core.arguments import Name, Seconds, positive_seconds, timeout_seconds
-from ._core.clock import now
-from ._core.keys import Engine, lock_keys
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.choice import to_release
-from ._leases.hold import Acquiring, LeaseContext, OnLost
-from ._leases.lease import Lease
-from ._primitives.followed import followed
-from ._primitives.independent import check_apart, several
-from ._primitives.lease_group import LeaseGroup
-from ._primitives.lock_base import LockStatistics, PlainLock
-from ._primitives.majority import Majority, RedlockGrant
-from ._primitives.options import LeaseOptions
-from ._transactions.guarded import GuardedTransaction
-from .errors import AcquireTimeout, TransactionMisuse
+from .._acquire.binding import CoordinatorLike
+from .._core.arguments import Name, Seconds, positive_seconds, timeout_seconds
+from .._core.clock import now
+from .._core.keys import Engine, lock_keys
+from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.choice import to_release
+from .._leases.hold import Acquiring, LeaseContext, OnLost
+from .._leases.lease import Lease
+from .._transactions.guarded import GuardedTransaction
+from ..errors import AcquireTimeout, TransactionMisuse
+from .followed import followed
+from .independent import check_apart, several
+from .lease_group import LeaseGroup
+from .lock_base import LockStatistics, PlainLock
+from .majority import Majority, RedlockGrant
+from .options import LeaseOptions
 
 __all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
 

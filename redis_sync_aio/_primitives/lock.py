@@ -6,17 +6,17 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, overload
 
-from ._acquire.binding import CoordinatorLike
-from ._client.settings import Client
-from ._core.arguments import Name, Seconds, is_async, one_of, timeout_seconds, ttl_ms
-from ._core.keys import Engine, lock_keys
-from ._core.name_templates import check_template, names_from, without_fields
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.hold import OnLost
-from ._leases.lease import Lease
-from ._primitives.lock_base import LockStatistics, PlainLock
-from ._primitives.options import LeaseOptions
-from .errors import AcquireTimeout
+from .._acquire.binding import CoordinatorLike
+from .._client.settings import Client
+from .._core.arguments import Name, Seconds, is_async, one_of, timeout_seconds, ttl_ms
+from .._core.keys import Engine, lock_keys
+from .._core.name_templates import check_template, names_from, without_fields
+from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.hold import OnLost
+from .._leases.lease import Lease
+from ..errors import AcquireTimeout
+from .lock_base import LockStatistics, PlainLock
+from .options import LeaseOptions
 
 __all__ = [
     "AsyncLock",

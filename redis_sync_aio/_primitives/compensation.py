@@ -9,12 +9,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, overload
 
-from ._core.arguments import Seconds, positive_seconds
-from ._core.cancellation import redeliver_cancellation
-from ._core.display import shown
-from ._recovery.record import Step, checked
-from ._recovery.robust_grant import RobustLease, robust_grant_of
-from ._recovery.undo import (
+from .._core.arguments import Seconds, positive_seconds
+from .._core.cancellation import redeliver_cancellation
+from .._core.display import shown
+from .._recovery.record import Step, checked
+from .._recovery.robust_grant import RobustLease, robust_grant_of
+from .._recovery.undo import (
     UndoRunner,
     UndoStep,
     check_arguments,
@@ -23,7 +23,7 @@ from ._recovery.undo import (
     check_registry,
     undo_recorded,
 )
-from .errors import UndoFailed
+from ..errors import UndoFailed
 
 __all__ = ["Compensation"]
 

@@ -31,10 +31,10 @@ from ._core.display import shown
 from ._core.keys import check_slot, lock_keys, turn_key
 from ._core.name_templates import check_template, names_from, signature_without_first
 from ._leases.lease import Lease, grant_of
+from ._primitives.multilock import AsyncMultiLock
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
 from ._transactions.options import Committed, TransactionOptions
-from .multilock import AsyncMultiLock
 
 __all__ = ["Attempt", "Committed", "Transaction", "WatchRetry", "transaction", "watch_retry"]
 

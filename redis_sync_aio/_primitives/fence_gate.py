@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import hub_of, keys_of
-from ._client.resp import Reply
-from ._client.settings import Client
-from ._core.arguments import Name, Seconds, ttl_ms
-from ._core.display import shown, text
-from ._core.keys import gate_keys
-from ._leases.lease import Lease
-from .errors import StaleFence
+from .._acquire.binding import CoordinatorLike
+from .._acquire.implicit import hub_of, keys_of
+from .._client.resp import Reply
+from .._client.settings import Client
+from .._core.arguments import Name, Seconds, ttl_ms
+from .._core.display import shown, text
+from .._core.keys import gate_keys
+from .._leases.lease import Lease
+from ..errors import StaleFence
 
 __all__ = ["FenceGate"]
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.request import Request
-from ._acquire.resource import Resource
-from ._client.settings import Client
-from ._core.arguments import Name, Seconds
-from ._core.display import text
-from ._core.keys import Engine, PermitKeys, permit_keys
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.grant import Grant
-from ._leases.hold import Acquiring, OnLost
-from ._leases.lease import Lease, grant_of
-from ._primitives.base import PermitPrimitive
-from ._primitives.options import LeaseOptions
-from ._primitives.upgrade import Upgrader
-from ._scripts.constants import WRITER_WEIGHT
-from .errors import WouldDeadlock
+from .._acquire.binding import CoordinatorLike
+from .._acquire.request import Request
+from .._acquire.resource import Resource
+from .._client.settings import Client
+from .._core.arguments import Name, Seconds
+from .._core.display import text
+from .._core.keys import Engine, PermitKeys, permit_keys
+from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.grant import Grant
+from .._leases.hold import Acquiring, OnLost
+from .._leases.lease import Lease, grant_of
+from .._scripts.constants import WRITER_WEIGHT
+from ..errors import WouldDeadlock
+from .base import PermitPrimitive
+from .options import LeaseOptions
+from .upgrade import Upgrader
 
 __all__ = ["AsyncReadWriteLock", "ReadSide", "ReadWriteStatistics", "WriteSide"]
 

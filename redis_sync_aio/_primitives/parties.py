@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import client_of
-from ._client.settings import Client, encode
-from ._core.arguments import Name, Seconds, permits, ttl_ms
-from ._core.keys import Engine
-from ._primitives.gate import Gate
-from ._scripts.constants import HOUR_MS, TEN_YEARS_MS
+from .._acquire.binding import CoordinatorLike
+from .._acquire.implicit import client_of
+from .._client.settings import Client, encode
+from .._core.arguments import Name, Seconds, permits, ttl_ms
+from .._core.keys import Engine
+from .._scripts.constants import HOUR_MS, TEN_YEARS_MS
+from .gate import Gate
 
 __all__ = ["AsyncCountDownLatch", "AsyncEvent"]
 

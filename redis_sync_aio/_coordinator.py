@@ -23,19 +23,19 @@ from ._client.retry import RETRY_FOR
 from ._client.settings import Client, RedisClient, address_of
 from ._core.arguments import Seconds, seconds
 from ._core.attached import Observer
+from ._primitives.barrier import AsyncBarrier
+from ._primitives.election import LeaderElection
 from ._primitives.factory import makes
-from .barrier import AsyncBarrier
-from .election import LeaderElection
-from .fence_gate import FenceGate
+from ._primitives.fence_gate import FenceGate
+from ._primitives.lock import AsyncLock
+from ._primitives.multilock import AsyncMultiLock
+from ._primitives.parties import AsyncCountDownLatch, AsyncEvent
+from ._primitives.reentrant import AsyncReentrantLock
+from ._primitives.robust import AsyncRobustLock
+from ._primitives.rwlock import AsyncReadWriteLock
+from ._primitives.semaphore import AsyncSemaphore
+from ._transaction import transaction, watch_retry
 from .jobs import forget, idempotent, once, once_per
-from .lock import AsyncLock
-from .multilock import AsyncMultiLock
-from .parties import AsyncCountDownLatch, AsyncEvent
-from .reentrant import AsyncReentrantLock
-from .robust import AsyncRobustLock
-from .rwlock import AsyncReadWriteLock
-from .semaphore import AsyncSemaphore
-from .transaction import transaction, watch_retry
 
 __all__ = ["Coordinator", "CoordinatorStatistics", "HeldHere", "Push", "WaitingHere"]
 

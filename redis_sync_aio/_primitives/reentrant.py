@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import Hashable
 from weakref import ref
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.request import Request
-from ._client.settings import Client, Same, running_loop
-from ._core.arguments import Name, Seconds
-from ._core.keys import Engine, lock_keys
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.hold import Acquiring, LeaseContext, OnLost
-from ._leases.lease import Lease
-from ._leases.tasks import ended
-from ._primitives.lease_group import GroupGrant, LeaseGroup
-from ._primitives.lock_base import LockStatistics, PlainLock
-from ._primitives.options import LeaseOptions
-from .errors import AcquireTimeout, NotHeld, WrongContext
+from .._acquire.binding import CoordinatorLike
+from .._acquire.request import Request
+from .._client.settings import Client, Same, running_loop
+from .._core.arguments import Name, Seconds
+from .._core.keys import Engine, lock_keys
+from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.hold import Acquiring, LeaseContext, OnLost
+from .._leases.lease import Lease
+from .._leases.tasks import ended
+from ..errors import AcquireTimeout, NotHeld, WrongContext
+from .lease_group import GroupGrant, LeaseGroup
+from .lock_base import LockStatistics, PlainLock
+from .options import LeaseOptions
 
 __all__ = ["AsyncReentrantLock"]
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import anyio
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import client_of
-from ._client.settings import Client, encode
-from ._core.arguments import Name, Seconds, positive_seconds
-from ._core.display import text
-from ._core.keys import LABEL_MARK, Engine, Maker, lock_keys
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._engine.replies import LockView, read_inspect
-from ._leases.hold import Acquiring
-from ._leases.lease import Lease
-from ._primitives.lock_base import LockBase
-from ._primitives.options import LeaseOptions
-from ._transport.call import understood
+from .._acquire.binding import CoordinatorLike
+from .._acquire.implicit import client_of
+from .._client.settings import Client, encode
+from .._core.arguments import Name, Seconds, positive_seconds
+from .._core.display import text
+from .._core.keys import LABEL_MARK, Engine, Maker, lock_keys
+from .._core.redis_py_words import explains_words_of_redis_py
+from .._engine.replies import LockView, read_inspect
+from .._leases.hold import Acquiring
+from .._leases.lease import Lease
+from .._transport.call import understood
+from .lock_base import LockBase
+from .options import LeaseOptions
 
 __all__ = ["Leader", "LeaderElection", "Term"]
 

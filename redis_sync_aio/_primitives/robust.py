@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.request import Request
-from ._acquire.resource import Resource
-from ._client.settings import Client
-from ._core.arguments import Name, Seconds
-from ._core.keys import Engine, robust_keys
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.hold import OnLost
-from ._primitives.lock_base import LockBase
-from ._primitives.options import LeaseOptions
-from ._recovery.robust_grant import RobustGrant, RobustLease, adopting
+from .._acquire.binding import CoordinatorLike
+from .._acquire.request import Request
+from .._acquire.resource import Resource
+from .._client.settings import Client
+from .._core.arguments import Name, Seconds
+from .._core.keys import Engine, robust_keys
+from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.hold import OnLost
+from .._recovery.robust_grant import RobustGrant, RobustLease, adopting
+from .lock_base import LockBase
+from .options import LeaseOptions
 
 __all__ = ["AsyncRobustLock", "RobustLease"]
 

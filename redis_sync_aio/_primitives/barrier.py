@@ -11,14 +11,14 @@ import functools
 from collections.abc import Callable
 from types import TracebackType
 
-from ._acquire.binding import CoordinatorLike
-from ._client.settings import Client
-from ._core.arguments import Name, Seconds, count, ttl_ms
-from ._core.keys import Engine
-from ._engine.replies import Answer
-from ._primitives.gate import Gate
-from ._scripts.constants import Outcome
-from .errors import BrokenBarrierError, LimitMismatch, SyncError
+from .._acquire.binding import CoordinatorLike
+from .._client.settings import Client
+from .._core.arguments import Name, Seconds, count, ttl_ms
+from .._core.keys import Engine
+from .._engine.replies import Answer
+from .._scripts.constants import Outcome
+from ..errors import BrokenBarrierError, LimitMismatch, SyncError
+from .gate import Gate
 
 __all__ = ["AsyncBarrier"]
 

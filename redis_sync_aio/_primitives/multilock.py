@@ -10,24 +10,24 @@ from types import MappingProxyType
 from typing import Any
 from weakref import ReferenceType
 
-from ._acquire.binding import CoordinatorLike
-from ._client.settings import Client, Same, running_loop
-from ._core.arguments import Name, Seconds, timeout_seconds
-from ._core.cancellation import undo_in
-from ._core.clock import now
-from ._core.display import shown
-from ._core.keys import Engine, lock_keys
-from ._core.redis_py_words import explains_words_of_redis_py
-from ._leases.choice import to_release
-from ._leases.grant import Grant
-from ._leases.hold import Acquiring, LeaseContext, OnLost
-from ._leases.lease import Lease
-from ._primitives.followed import followed
-from ._primitives.lease_group import GroupGrant, LeaseGroup
-from ._primitives.lock_base import LockStatistics, PlainLock
-from ._primitives.options import LeaseOptions
-from ._primitives.try_all import try_acquire_all
-from .errors import AcquireTimeout
+from .._acquire.binding import CoordinatorLike
+from .._client.settings import Client, Same, running_loop
+from .._core.arguments import Name, Seconds, timeout_seconds
+from .._core.cancellation import undo_in
+from .._core.clock import now
+from .._core.display import shown
+from .._core.keys import Engine, lock_keys
+from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.choice import to_release
+from .._leases.grant import Grant
+from .._leases.hold import Acquiring, LeaseContext, OnLost
+from .._leases.lease import Lease
+from ..errors import AcquireTimeout
+from .followed import followed
+from .lease_group import GroupGrant, LeaseGroup
+from .lock_base import LockStatistics, PlainLock
+from .options import LeaseOptions
+from .try_all import try_acquire_all
 
 __all__ = ["AsyncMultiLock", "MultiLease"]
 
