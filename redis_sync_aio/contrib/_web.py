@@ -159,11 +159,11 @@ class RequestName:
     whose values do not come from the request.
     """
 
-    def __init__(self, template: str, what: str, others: Collection[str] = ()) -> None:
-        self.template = check_template(template, what)
+    def __init__(self, template: str, others: Collection[str] = ()) -> None:
+        self.template = check_template(template, "name")
         lock_keys(without_fields(template).encode())
         if unused := set(others) - fields_of(template):
-            raise ValueError(f"{what} {template!r} does not refer to {', '.join(sorted(map(repr, unused)))}")
+            raise ValueError(f"name {template!r} does not refer to {', '.join(sorted(map(repr, unused)))}")
         self.types: dict[str, type] = {}
         parts = []
         for literal, field, spec, conversion in string.Formatter().parse(template):
@@ -171,24 +171,24 @@ class RequestName:
             if field is None:
                 continue
             if field in others or not field.isidentifier():
-                self._check_value(field, what, others)
+                self._check_value(field, others)
                 parts.append(f"{{{field}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}}}")
                 continue
             if spec is None or spec not in TYPES or conversion:
                 raise ValueError(
-                    f"{what} {template!r}: expected {{{field}}} or {{{field}:TYPE}} for a value of the request, with "
+                    f"name {template!r}: expected {{{field}}} or {{{field}:TYPE}} for a value of the request, with "
                     f"int, str or uuid as TYPE, not {f'!{conversion}' if conversion else spec!r}"
                 )
             if self.types.setdefault(field, TYPES[spec]) is not TYPES[spec]:
-                raise ValueError(f"{what} {template!r} gives {field!r} two types")
+                raise ValueError(f"name {template!r} gives {field!r} two types")
             parts.append(f"{{{field}}}")
         self._fill = fill_of("".join(parts))
 
-    def _check_value(self, field: str, what: str, others: Collection[str]) -> None:
+    def _check_value(self, field: str, others: Collection[str]) -> None:
         """Raise ValueError for attributes and items of a value of the request, which is text or a number."""
         if missing := fields_of(f"{{{field}}}") - set(others):
             raise ValueError(
-                f"{what} {self.template!r}: {field!r} looks into {missing.pop()!r}, a value of the request, which has "
+                f"name {self.template!r}: {field!r} looks into {missing.pop()!r}, a value of the request, which has "
                 "no attributes or items here: say where it comes from (values=)"
             )
 

@@ -148,11 +148,11 @@ def hold_lock(
     """
     holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
     given = options(values, "values")
-    return _decorator(RequestName(name, "name", given), given, holding, leave_when_gone)
+    return _decorator(RequestName(name, given), given, holding, leave_when_gone)
 
 
 def hold_permit(
-    key: str,
+    name: str,
     *,
     limit: int,
     timeout: Seconds | None,
@@ -167,7 +167,7 @@ def hold_permit(
     The other arguments, and the errors, are those of [`hold_lock`][redis_sync_aio.contrib.aiohttp.hold_lock].
 
     Args:
-        key: The name of the semaphore, a template as for `hold_lock`.
+        name: The name of the semaphore, a template as for `hold_lock`.
         limit: How many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
 
     Example:
@@ -181,9 +181,9 @@ def hold_permit(
         async def export(request: web.Request, lease: Lease) -> web.Response: ...
         ```
     """
-    holding = _web.permit_holding(key, limit, timeout, ttl, max_waiting, status)
+    holding = _web.permit_holding(name, limit, timeout, ttl, max_waiting, status)
     given = options(values, "values")
-    return _decorator(RequestName(key, "key", given), given, holding, leave_when_gone)
+    return _decorator(RequestName(name, given), given, holding, leave_when_gone)
 
 
 def _decorator(

@@ -239,11 +239,11 @@ def hold_lock(
     """
     holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
     given = options(values, "values")
-    return _depends(RequestName(name, "name", given), given, holding, leave_when_gone, scope)
+    return _depends(RequestName(name, given), given, holding, leave_when_gone, scope)
 
 
 def hold_permit(
-    key: str,
+    name: str,
     *,
     limit: int,
     timeout: Seconds | None,
@@ -259,7 +259,7 @@ def hold_permit(
     The other arguments, and the errors, are those of [`hold_lock`][redis_sync_aio.contrib.fastapi.hold_lock].
 
     Args:
-        key: The name of the semaphore, a template as for `hold_lock`.
+        name: The name of the semaphore, a template as for `hold_lock`.
         limit: How many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
 
     Example:
@@ -272,9 +272,9 @@ def hold_permit(
         Export = Annotated[Lease, hold_permit("export:{tenant}", limit=3, timeout=0)]
         ```
     """
-    holding = _web.permit_holding(key, limit, timeout, ttl, max_waiting, status)
+    holding = _web.permit_holding(name, limit, timeout, ttl, max_waiting, status)
     given = options(values, "values")
-    return _depends(RequestName(key, "key", given), given, holding, leave_when_gone, scope)
+    return _depends(RequestName(name, given), given, holding, leave_when_gone, scope)
 
 
 def _depends(
