@@ -16,7 +16,8 @@ from redis.asyncio import Redis
 from seats import Seats, Sold
 
 from redis_sync_aio import Coordinator
-from redis_sync_aio.testing import CUT_AFTER, FaultProxy, Server, assert_idle, steal
+from redis_sync_aio.testing import Server, assert_idle, steal
+from redis_sync_aio.testing.faults import Action, FaultProxy
 
 pytestmark = pytest.mark.asyncio  # not needed with asyncio_mode = "auto"
 
@@ -58,7 +59,7 @@ async def test_a_buyer_whose_lock_is_lost_while_paying_buys_once(
 async def test_an_answer_that_is_lost_on_the_way_sells_the_seat_once(sync_server: Server, sync_client: Redis) -> None:
     async with FaultProxy(sync_server.url) as proxy, proxy.client() as client, Coordinator(client) as sync:
         await Seats(client, sync).buy("11A", "bob")  # from now on the server knows the scripts
-        cut = proxy.on("EVALSHA", CUT_AFTER)  # the lock is granted, and the connection is lost with the answer
+        cut = proxy.on("EVALSHA", Action.CUT_AFTER)  # the lock is granted, and the connection is lost with the answer
         await Seats(client, sync).buy("12A", "ann")
         assert cut.acted == 1
     assert await sync_client.get("owner:12A") == b"ann"

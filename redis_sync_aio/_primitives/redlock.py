@@ -116,7 +116,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     Example:
         ```python
         from redis_sync_aio import AsyncRedlock
-        from redis_sync_aio.testing import IndependentServers
+        from redis_sync_aio.testing.servers import IndependentServers
 
         async with IndependentServers(3) as group:
             clients = group.clients()  # or three clients of your own

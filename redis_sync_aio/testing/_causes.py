@@ -21,7 +21,7 @@ from .._leases.manager import GrantManager
 from .._leases.terms import HELD
 from .._transport.call import Call
 from .._transport.failures import time_is_up
-from ._topology import PATIENCE, SOON
+from .servers import PATIENCE, SOON
 
 LAST: Final = 0.1
 """Seconds that the lease lasts."""

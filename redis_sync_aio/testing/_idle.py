@@ -18,7 +18,7 @@ from .._core.arguments import Seconds, seconds
 from .._core.backoff import wait_until
 from .._leases.terms import HELD
 from ..inspection import inspect
-from ._topology import SOON
+from .servers import SOON
 
 
 async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0) -> None:

@@ -15,7 +15,7 @@ from redis_sync_aio import Coordinator, Lease, wait_until
 from redis_sync_aio.contrib import aiohttp, fastapi
 from redis_sync_aio.contrib.asgi import Limit
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing import HOLD, FaultProxy
+from redis_sync_aio.testing.faults import Action, FaultProxy
 
 from ..support.body import FAST
 from ..support.web import LONG
@@ -74,7 +74,7 @@ async def test_a_request_that_is_cancelled_while_its_lease_is_released_releases_
 
         def work() -> None:
             done.append("done")
-            releases.append(proxy.on("EVALSHA", HOLD))  # nothing is sent before the release
+            releases.append(proxy.on("EVALSHA", Action.HOLD))  # nothing is sent before the release
 
         releases: list[Any] = []
         async with sync.semaphore("requests", limit=1):

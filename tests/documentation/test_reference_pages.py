@@ -25,6 +25,8 @@ MODULES = (
     "instrumentation",
     "jobs",
     "testing",
+    "testing.faults",
+    "testing.servers",
     "tracing",
     "types",
     "compat",

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from redis_sync_aio import Coordinator, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing import delay_reply
+from redis_sync_aio.testing.faults import Action
 
 from ..support.clusters import EVEN, SHARDS, Nodes
 from ..support.proxy import FaultProxy, command
@@ -88,5 +88,5 @@ async def test_calls_in_flight_do_not_expire_while_replies_come(server: Embedded
     options: dict[str, Any] = {"retry_for": 1, "response_timeout": 60}
     async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client, **options) as sync:
         await sync.lock("up").locked()
-        proxy.on(command("EVALSHA"), delay_reply(0.05), times=None)
+        proxy.on(command("EVALSHA"), Action.delay_reply(0.05), times=None)
         await asyncio.gather(*[sync.lock(f"n{number}").locked() for number in range(60)])

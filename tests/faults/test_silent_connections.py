@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing import delay_reply
+from redis_sync_aio.testing.faults import Action
 
 from ..support.inside import now
 from ..support.proxy import SWALLOW_REPLY, SWALLOW_REQUEST, FaultProxy, anything
@@ -62,7 +62,7 @@ async def test_a_slow_server_keeps_a_connection_in_use(server: EmbeddedServer) -
     ):
         lock = sync.lock("slow")
         await (await lock.acquire()).release()
-        proxy.on("EVALSHA", delay_reply(2))
+        proxy.on("EVALSHA", Action.delay_reply(2))
         await (await lock.acquire()).release()
         assert sync.connections == 1
 

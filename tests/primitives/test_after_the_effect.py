@@ -29,7 +29,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.jobs import Codec, OnInterrupted, idempotent, once
-from redis_sync_aio.testing import FaultProxy, answer_error
+from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
@@ -473,7 +473,7 @@ async def test_a_result_that_the_server_refuses_is_returned(
             nonlocal runs
             runs += 1
             if runs == 1:
-                proxy.on(MARK, answer_error("ERR too large"), times=refusals)
+                proxy.on(MARK, Action.answer_error("ERR too large"), times=refusals)
             return runs
 
         assert await idempotent(sync, "pay", on_interrupted=on_interrupted)(work)() == 1

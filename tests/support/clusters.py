@@ -15,7 +15,7 @@ from redis.asyncio import RedisCluster
 
 from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing import ClusterTopology
+from redis_sync_aio.testing.servers import ClusterTopology
 
 from .inside import Cluster, tuned
 

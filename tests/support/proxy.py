@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from redis_sync_aio.testing import (
-    CUT_AFTER,
-    CUT_AFTER_REPLY,
-    CUT_BEFORE,
-    CUT_INSIDE_REPLY,
-    DROP,
-    DUPLICATE,
-    HOLD,
-    HOLD_REPLY,
-    PASS,
-    SWALLOW_REPLY,
-    SWALLOW_REQUEST,
-    Action,
-    FaultProxy,
-    Match,
-    Passage,
-    Rule,
-    answer_error,
-    anything,
-    arg,
-    command,
-    delay,
-    delay_reply,
-    script,
-)
+from redis_sync_aio.testing.faults import Action, FaultProxy, Match, Passage, Rule, anything, arg, command, script
 
-DELAY = DELAY_REQUEST = delay
-DELAY_REPLY = delay_reply
-ERROR = answer_error
+PASS = Action.PASS
+CUT_BEFORE = Action.CUT_BEFORE
+CUT_AFTER = Action.CUT_AFTER
+CUT_INSIDE_REPLY = Action.CUT_INSIDE_REPLY
+CUT_AFTER_REPLY = Action.CUT_AFTER_REPLY
+SWALLOW_REQUEST = Action.SWALLOW_REQUEST
+SWALLOW_REPLY = Action.SWALLOW_REPLY
+HOLD = Action.HOLD
+HOLD_REPLY = Action.HOLD_REPLY
+DUPLICATE = Action.DUPLICATE
+DROP = Action.DROP
+DELAY = DELAY_REQUEST = Action.delay
+DELAY_REPLY = Action.delay_reply
+ERROR = Action.answer_error
 
 __all__ = [
     "CUT_AFTER",

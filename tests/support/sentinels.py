@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.asyncio.sentinel import Sentinel
 
-from redis_sync_aio.testing import SentinelTopology
+from redis_sync_aio.testing.servers import SentinelTopology
 
 from .inside import now
 

@@ -29,7 +29,8 @@ from redis_sync_aio import (
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.jobs import idempotent
-from redis_sync_aio.testing import CUT_AFTER, Action, FaultProxy, lose, script
+from redis_sync_aio.testing import lose
+from redis_sync_aio.testing.faults import Action, FaultProxy, script
 
 from .inside import load, logs
 
@@ -166,7 +167,7 @@ async def outcome_unknown(it: Situation) -> None:
             tx.incr("stock:7")
 
         await transaction(redis, body, "stock:7")  # the first EXEC of a connection asks whether it is allowed
-        proxy.on("EXEC", CUT_AFTER)
+        proxy.on("EXEC", Action.CUT_AFTER)
         await transaction(redis, body, "stock:7")
 
 

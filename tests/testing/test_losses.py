@@ -13,7 +13,8 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, AsyncRedlock, AsyncRobustLock, Coordinator, Lease, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
-from redis_sync_aio.testing import IndependentServers, assert_idle, freeze_renewals, lose, steal
+from redis_sync_aio.testing import assert_idle, freeze_renewals, lose, steal
+from redis_sync_aio.testing.servers import IndependentServers
 
 from ..support.body import FAST, waits
 

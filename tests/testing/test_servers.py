@@ -12,17 +12,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from redis_sync_aio import AsyncRedlock, Coordinator, wait_until
-from redis_sync_aio.embedded import ServerNotStarted
-from redis_sync_aio.testing import (
-    ClusterTopology,
-    EmbeddedServer,
-    FaultProxy,
-    IndependentServers,
-    SentinelTopology,
-    Topology,
-    Upstream,
-    freeze_renewals,
-)
+from redis_sync_aio.embedded import EmbeddedServer, ServerNotStarted
+from redis_sync_aio.testing import freeze_renewals
+from redis_sync_aio.testing.faults import FaultProxy, Upstream
+from redis_sync_aio.testing.servers import ClusterTopology, IndependentServers, SentinelTopology, Topology
 
 from ..support.body import FAST, waits
 from ..support.embedded import alive, base, eventually

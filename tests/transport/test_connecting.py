@@ -16,7 +16,7 @@ from redis.credentials import CredentialProvider
 
 from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing import IndependentServers
+from redis_sync_aio.testing.servers import IndependentServers
 from redis_sync_aio.types import Push
 
 from ..support.body import FAST, waits

@@ -94,7 +94,7 @@ SHIELDS = {
     "_transport.run_id": 1,
     "jobs": 3,
     "cli": 1,
-    "testing._proxy": 1,
+    "testing.faults": 1,
 }
 """How often ``except Exception`` stands where one call, or one message, must not cost the others their connection.
 

@@ -17,18 +17,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import escape
 from redis_sync_aio.instrumentation import observe_all
 from redis_sync_aio.jobs import idempotent, once, once_per
-from redis_sync_aio.testing import (
-    ClusterTopology,
-    FaultProxy,
-    IndependentServers,
-    SentinelTopology,
-    arg,
-    command,
-    freeze_renewals,
-    lose,
-    make_fixtures,
-    script,
-)
+from redis_sync_aio.testing import freeze_renewals, lose, make_fixtures
+from redis_sync_aio.testing.faults import FaultProxy, arg, command, script
+from redis_sync_aio.testing.servers import ClusterTopology, IndependentServers, SentinelTopology
 
 CLIENT = Redis()
 REFUSED = (TypeError, ValueError)

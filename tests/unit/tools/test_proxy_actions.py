@@ -39,8 +39,8 @@ from .conftest import Wire
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda proxy: proxy.on("GET", "cut"), "action must be an Action, such as CUT_AFTER"),
-        (lambda proxy: proxy.on("GET", DELAY_REPLY), "action must be an Action, such as CUT_AFTER"),
+        (lambda proxy: proxy.on("GET", "cut"), "action must be an Action such as Action.CUT_AFTER"),
+        (lambda proxy: proxy.on("GET", DELAY_REPLY), "action must be an Action such as Action.CUT_AFTER"),
         (lambda proxy: proxy.on(5, CUT_AFTER), "match must be str, bytes or a predicate"),
         (lambda proxy: proxy.on("GET", CUT_AFTER, times="once"), "times must be a whole number"),
         (lambda proxy: proxy.on("GET", CUT_AFTER, skip=-1), "skip must be 0 or more"),

@@ -1,7 +1,7 @@
-"""A TCP proxy that sees whole commands, replies and pushes, and breaks them where a test wants it.
+"""Faults on the wire: a TCP proxy that sees whole commands, replies and pushes, and breaks them where a test wants it.
 
     async with FaultProxy(server) as proxy, proxy.client() as client:
-        rule = proxy.on("EVALSHA", CUT_AFTER)
+        rule = proxy.on("EVALSHA", Action.CUT_AFTER)
         ...                                      # work
         await rule.fired.wait()
 
@@ -15,17 +15,239 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any, Self, TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import parse_url
 
+from .._core import arguments
 from .._core.arguments import is_async
 from .._core.display import shown
 from ..embedded import EmbeddedServer
-from ._faults import PASS, Action, Passage, Rule
-from ._resp import END, Dialogue, Frame, Predicate, Socket, anything, arg, command
+from ._resp import END, Dialogue, Frame, Predicate, Socket, anything, arg, as_bytes, command, script
+
+__all__ = [
+    "Action",
+    "Fault",
+    "FaultProxy",
+    "Frame",
+    "Match",
+    "Passage",
+    "Rule",
+    "anything",
+    "arg",
+    "command",
+    "script",
+]
+
+
+class Channel(Protocol):
+    """A connection through the proxy, as faults know it."""
+
+    def close(self) -> None: ...
+    def answer(self, it: Passage, reply: Frame, /) -> None: ...
+
+
+@dataclass(eq=False)
+class Passage:
+    """A command, a reply or a push on its way, and what can be done to it.
+
+    Attributes:
+        link: The connection that it came on.
+        frame: The message itself.
+        rule: The rule that it matched; if it matched none, one that passes everything on.
+        action: The action of that rule.
+        onward: What passes a message on, in the direction of this one.
+    """
+
+    link: Channel
+    frame: Frame
+    rule: Rule
+    action: Action
+    onward: Callable[[Passage], Awaitable[None]]
+
+    async def forward(self) -> None:
+        """Pass it on."""
+        await self.onward(self)
+
+    async def cut(self) -> None:
+        """Close both sides. What was forwarded before still gets there."""
+        self.link.close()
+        self.rule.fired.set()
+
+    async def cut_inside(self) -> None:
+        """Pass on half of its bytes, and close both sides."""
+        half = Frame(self.frame.raw[: len(self.frame.raw) // 2], self.frame.kind)
+        await replace(self, frame=half).forward()
+        await self.cut()
+
+    async def cut_behind(self) -> None:
+        """Pass it on, and close both sides."""
+        await self.forward()
+        await self.cut()
+
+    async def drop(self) -> None:
+        """Lose it, and nothing else."""
+        self.rule.fired.set()
+
+    async def swallow(self) -> None:
+        """Keep it, and what follows in its direction, as long as the connection lives."""
+        self.rule.fired.set()
+        await asyncio.Event().wait()
+
+    async def hold(self) -> None:
+        """Keep it, and what follows, until ``rule.release`` is set."""
+        self.rule.fired.set()
+        await self.rule.release.wait()
+        await self.forward()
+
+    async def delay(self, seconds: float) -> None:
+        """Keep it, and what follows, for so many seconds."""
+        self.rule.fired.set()
+        await asyncio.sleep(seconds)
+        await self.forward()
+
+    async def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        """Pass on what ``change`` makes of its bytes."""
+        self.rule.fired.set()
+        await replace(self, frame=replace(self.frame, raw=change(self.frame.raw))).forward()
+
+    async def duplicate(self) -> None:
+        """Send the command twice; the second reply is lost."""
+        await self.forward()
+        await replace(self, action=Action(reply=Passage.drop)).forward()
+
+    async def answer(self, text: bytes) -> None:
+        """Answer the command with an error, without the server."""
+        self.link.answer(self, Frame(b"-%b\r\n" % text, "-", [text]))
+
+    async def report(self) -> None:
+        """Forward it, and set ``rule.fired``."""
+        await self.forward()
+        self.rule.fired.set()
+
+
+Fault: TypeAlias = Callable[[Passage], Awaitable[None]]
+"""A coroutine function that passes on, changes or loses one command, reply or push."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """The fate of a command (or push), and of the command's reply.
+
+    Attributes:
+        request: The fault of the command or push. Default: it is passed on.
+        reply: The fault of the reply to the command. Default: it is passed on.
+        PASS: Passes everything on.
+        CUT_BEFORE: Closes the connection, on both sides, when the command or push arrives. It is not passed on.
+        CUT_AFTER: Closes the connection when the server has answered the command. The reply is lost.
+        CUT_INSIDE_REPLY: Closes the connection when half of the bytes of the reply are delivered.
+        CUT_AFTER_REPLY: Closes the connection when the reply is delivered.
+        SWALLOW_REQUEST: Delivers neither the command or push nor anything that follows it in its direction. The
+            connection stays open.
+        SWALLOW_REPLY: Delivers neither the reply to the command nor anything that follows it. The connection
+            stays open.
+        HOLD: Keeps the command or push, and what follows it, until `Rule.release` is set.
+        HOLD_REPLY: Keeps the reply to the command, and what follows it, until `Rule.release` is set.
+        DUPLICATE: Sends the command twice. The second reply is lost.
+        DROP: Loses the push, and nothing else.
+    """
+
+    request: Fault = Passage.forward
+    reply: Fault = Passage.forward
+
+    PASS: ClassVar[Action]
+    CUT_BEFORE: ClassVar[Action]
+    CUT_AFTER: ClassVar[Action]
+    CUT_INSIDE_REPLY: ClassVar[Action]
+    CUT_AFTER_REPLY: ClassVar[Action]
+    SWALLOW_REQUEST: ClassVar[Action]
+    SWALLOW_REPLY: ClassVar[Action]
+    HOLD: ClassVar[Action]
+    HOLD_REPLY: ClassVar[Action]
+    DUPLICATE: ClassVar[Action]
+    DROP: ClassVar[Action]
+
+    def __post_init__(self) -> None:
+        for fault, what in ((self.request, "request"), (self.reply, "reply")):
+            if not callable(fault):
+                raise TypeError(f"{what} must be a coroutine function of a Passage, not {shown(fault)}")
+
+    @classmethod
+    def delay(cls, seconds: float) -> Action:
+        """Return an action: pass the command (or push), and what follows it, on so many seconds later."""
+        late = arguments.seconds(seconds, "seconds")
+        return cls(request=lambda it: it.delay(late))
+
+    @classmethod
+    def delay_reply(cls, seconds: float) -> Action:
+        """Return an action: deliver the reply, and what follows it, so many seconds later."""
+        late = arguments.seconds(seconds, "seconds")
+        return cls(reply=lambda it: it.delay(late))
+
+    @classmethod
+    def answer_error(cls, text: str | bytes) -> Action:
+        """Return an action: answer the command, in its turn, with an error of this text; the server does not see it."""
+        if not isinstance(text, (str, bytes)):
+            raise TypeError(f"text must be str or bytes, not {shown(text)}")
+        return cls(request=lambda it: it.answer(as_bytes(text)), reply=Passage.report)
+
+
+Action.PASS = Action()
+Action.CUT_BEFORE = Action(request=Passage.cut)
+Action.CUT_AFTER = Action(reply=Passage.cut)
+Action.CUT_INSIDE_REPLY = Action(reply=Passage.cut_inside)
+Action.CUT_AFTER_REPLY = Action(reply=Passage.cut_behind)
+Action.SWALLOW_REQUEST = Action(request=Passage.swallow)
+Action.SWALLOW_REPLY = Action(reply=Passage.swallow)
+Action.HOLD = Action(request=Passage.hold)
+Action.HOLD_REPLY = Action(reply=Passage.hold)
+Action.DUPLICATE = Action(request=Passage.duplicate)
+Action.DROP = Action(request=Passage.drop)
+
+
+class Rule:
+    """An action for some commands or pushes, and what came of it. `FaultProxy.on` makes it.
+
+    Attributes:
+        action: What is done with those that match.
+        hits: How many commands or pushes matched so far, the skipped ones included.
+        acted: How often the action was taken so far.
+        fired: Set when it has closed, answered or dropped; when it begins to hold, delay or swallow; or when the
+            connection that it acted on has ended.
+        release: Set it to pass on what HOLD and HOLD_REPLY keep.
+    """
+
+    def __init__(self, match: Predicate, action: Action, times: int | None = None, skip: int = 0) -> None:
+        if not isinstance(action, Action):
+            raise TypeError(
+                f"action must be an Action such as Action.CUT_AFTER or Action.delay(0.1), not {shown(action)}"
+            )
+        self._match = match
+        self._times = None if times is None else arguments.count(times, "times")
+        self._skip = arguments.count(skip, "skip")
+        self._cancelled = False
+        self.action: Action = action
+        self.hits: int = 0
+        self.acted: int = 0
+        self.fired: asyncio.Event = asyncio.Event()
+        self.release: asyncio.Event = asyncio.Event()
+
+    def cancel(self) -> None:
+        """Match no more. What is held stays held."""
+        self._cancelled = True
+
+    def takes(self, args: list[bytes]) -> bool:
+        """Count a match, and return whether the action is due."""
+        if self._cancelled or not self._match(args):
+            return False
+        self.hits += 1
+        if self.hits <= self._skip or (self._times is not None and self.acted >= self._times):
+            return False
+        self.acted += 1
+        return True
+
 
 Match: TypeAlias = Predicate | str | bytes
 """What a rule is for: the name of a command, a part of a push, or a predicate on the arguments."""
@@ -178,13 +400,14 @@ class FaultProxy:
     Example:
         ```python
         from redis_sync_aio import Coordinator
-        from redis_sync_aio.testing import CUT_AFTER, EmbeddedServer, FaultProxy
+        from redis_sync_aio.embedded import EmbeddedServer
+        from redis_sync_aio.testing.faults import Action, FaultProxy
 
         async with EmbeddedServer() as server, FaultProxy(server) as proxy:
             async with proxy.client() as client, Coordinator(client) as sync:
                 async with sync.lock("orders:1"):  # from now on the server knows the scripts
                     pass
-                rule = proxy.on("EVALSHA", CUT_AFTER)  # the server grants the lock, and the answer is lost
+                rule = proxy.on("EVALSHA", Action.CUT_AFTER)  # the server grants the lock, and the answer is lost
                 async with sync.lock("orders:42"):  # the command is sent again, and finds that it has the lock
                     assert rule.acted == 1
         ```
@@ -201,7 +424,7 @@ class FaultProxy:
         self._links: dict[asyncio.Task[None], _Link] = {}
         self._rules: list[Rule] = []
         self._push_rules: list[Rule] = []
-        self._otherwise = Rule(anything, PASS)
+        self._otherwise = Rule(anything, Action.PASS)
         self._flow, self._changed = asyncio.Event(), asyncio.Event()
         self._flow.set()
         self.errors: list[Exception] = []
@@ -270,7 +493,7 @@ class FaultProxy:
         return rule
 
     def on_push(self, match: Match, action: Action, times: int | None = 1, skip: int = 0) -> Rule:
-        """Act on pushes, by a part of their payload or by a predicate: DROP, CUT_BEFORE, HOLD or `delay`.
+        """Act on pushes, by a part of their payload or by a predicate: DROP, CUT_BEFORE, HOLD or `delay` of `Action`.
 
         The confirmations of SUBSCRIBE and the like are replies, not pushes.
 
