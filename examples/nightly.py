@@ -2,7 +2,7 @@
 
 Every process wakes for every slot, some later than others, and calls `once`. One of them runs the slot; the others find
 out that it was run. The job takes a millisecond, so a lock alone would be free again when the late ones come. One
-process is killed in the middle of a slot: with ``on_crash="again"`` another one runs it when the dead one's lease ends.
+process is killed in the middle of a slot: another one runs it when the dead one's lease ends.
 
 Run ``python examples/nightly.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes share six slots.
 Exit code 0 if each slot came to its end once. With a real schedule the slot is a date, see docs/recipes/cron.md.
@@ -39,7 +39,7 @@ async def run_process(url: str, begin: float, late: float) -> None:
     async with Coordinator.from_url(url) as sync, Redis.from_url(url) as redis:
         for slot in range(SLOTS):
             await asyncio.sleep(max(0.0, begin + slot * PERIOD + late - time.time()))
-            async with once(sync, "nightly", slot=slot, keep=3600, on_crash="again", ttl=TTL) as lease:
+            async with once(sync, "nightly", slot=slot, keep=3600, ttl=TTL) as lease:
                 if lease is not None:
                     await job(redis, slot)
 

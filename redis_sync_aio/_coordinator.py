@@ -267,7 +267,7 @@ class Coordinator:
 
     @makes(idempotent)
     def idempotent(self, *args: Any, **options: Any) -> Any:
-        """Return a decorator: all calls with one key get one result. Arguments: `redis_sync_aio.jobs.idempotent`."""
+        """Return a decorator: all calls with one name get one result. Arguments: `redis_sync_aio.jobs.idempotent`."""
 
     @makes(forget)
     def forget(self, *args: Any, **options: Any) -> Any:

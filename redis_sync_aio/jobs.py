@@ -64,17 +64,15 @@ from .errors import (
     SyncError,
 )
 
-__all__ = ["Codec", "OnCrash", "OnInterrupted", "SlotState", "forget", "idempotent", "once", "once_per"]
+__all__ = ["Codec", "OnCrash", "SlotState", "forget", "idempotent", "once", "once_per"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 NOT_JSON = (bytes, bytearray, set, frozenset, complex, dt.date, dt.time, timedelta, Decimal, UUID)
 """Types whose values JSON cannot represent; a datetime is a date."""
-OnCrash: TypeAlias = Literal["skip", "again"]
-"""The rule for a slot whose run did not come to its end: it is over, or the next caller runs it again."""
-OnInterrupted: TypeAlias = Literal["again", "raise"]
-"""The rule for a request whose run did not come to its end: it runs again, or RunInterrupted is raised."""
+OnCrash: TypeAlias = Literal["again", "skip"]
+"""The rule for a slot whose run did not come to its end: the next caller runs it again, or it is skipped."""
 
 
 class Codec(Protocol):
@@ -90,7 +88,7 @@ def once(
     *,
     slot: object = "",
     keep: Seconds = DAY,
-    on_crash: OnCrash = "skip",
+    on_crash: OnCrash = "again",
     ttl: Seconds = 30.0,
     timeout: Seconds | None = None,
 ) -> AbstractAsyncContextManager[Lease | None]:
@@ -105,13 +103,13 @@ def once(
         slot: What is done once, such as a date. Its text follows the name after a colon, with its own colons escaped
             as ``%3A``. Bytes are UTF-8 text. Default: the job has one slot.
         keep: How long the slot is remembered: seconds or timedelta, longer than clocks and schedules may differ. It
-            counts from the beginning of the run for ``on_crash="skip"``, else from its end. Default: a day.
-        on_crash: What happens after a run that raised, was cancelled or was killed. "skip" (default): it is not
-            repeated, so the work runs at most once; a caller that comes during a run gets None immediately. "again":
-            the next caller runs, so the work runs at least once, and exactly once without a crash; a caller that comes
-            during a run waits for its end.
+            counts from the end of the run, for ``on_crash="skip"`` from its beginning. Default: a day.
+        on_crash: What happens after a run that raised, was cancelled or was killed. "again" (default): the next caller
+            runs, so the work runs at least once, and exactly once without a crash; a caller that comes during a run
+            waits for its end. "skip": it is not repeated, so the work runs at most once; a caller that comes during a
+            run gets None immediately.
         ttl: The ttl of the lock, renewed during the body: after a crash the next run begins so much later.
-        timeout: How long to wait for another run (``on_crash="again"``): seconds or timedelta. None: no limit.
+        timeout: How long to wait for another run (not for ``on_crash="skip"``): seconds or timedelta. None: no limit.
 
     Raises:
         TypeError, ValueError: At the call: an argument is bad, or ``slot`` would be another one at every call (a time
@@ -258,7 +256,7 @@ def once_per(
     name: str,
     *,
     keep: Seconds | None = None,
-    on_crash: OnCrash = "skip",
+    on_crash: OnCrash = "again",
     ttl: Seconds = 30.0,
     timeout: Seconds | None = None,
     tz: tzinfo = UTC,
@@ -325,7 +323,7 @@ async def forget(client: Client | CoordinatorLike, name: str, *, slot: object = 
 
     Args:
         client: As for `once`.
-        name: The name of the job, or the key of the request, as `inspect` and ``redis-sync-aio ls --all`` show it.
+        name: The name of the job, or that of the request, as `inspect` and ``redis-sync-aio ls --all`` show it.
         slot: The slot, as for `once`. That of `once_per` is part of the name.
 
     Returns:
@@ -360,35 +358,35 @@ async def forget(client: Client | CoordinatorLike, name: str, *, slot: object = 
 
 def idempotent(
     client: ClientSource,
-    key: str,
+    name: str,
     *,
-    ttl: Seconds = DAY,
-    wait: bool | Seconds = True,
+    keep: Seconds = DAY,
+    on_crash: Literal["again", "raise"] = "again",
+    ttl: Seconds = 30.0,
+    timeout: Seconds | None = None,
     fingerprint: str | None = None,
-    on_interrupted: OnInterrupted = "again",
     codec: Codec = json,
-    lock_ttl: Seconds = 30.0,
 ) -> Synchronize:
-    """Decorate a coroutine function: of all calls with one key the first one runs, and all get its result.
+    """Decorate a coroutine function: of all calls with one name the first one runs, and all get its result.
 
     The result is kept as text, and each call gets what the codec makes of it. A call that raises keeps nothing.
 
     A failure after the function has returned is no failure of the run. If the result cannot be encoded, decoded or
     written, the call that ran returns the value of the function itself, a line of the log says why, and later calls
-    raise ResultNotKept. Only if the server takes no mark at all, they do what ``on_interrupted`` says.
+    raise ResultNotKept. Only if the server takes no mark at all, they do what ``on_crash`` says.
 
     Args:
         client: As for `once_per`.
-        key: The key of the request. It may refer to arguments of the function: ``"payment:{request_id}"``.
-        ttl: How long the result is kept: seconds or timedelta.
-        wait: How a call reacts to another one that runs with its key. True (default): wait for its result. Seconds or
-            timedelta: wait at most so long. False: raise AcquireTimeout immediately.
-        fingerprint: What else must be equal in two calls with one key: ``"{amount}:{account}"``. None: nothing. A call
+        name: The name of the request. It may refer to arguments of the function: ``"payment:{request_id}"``.
+        keep: How long the result is kept: seconds or timedelta. Default: a day.
+        on_crash: What the next call does after a run that did not end. "again" (default): run. "raise": raise
+            RunInterrupted until ``keep`` has passed or the mark is deleted; for work that must not happen twice.
+        ttl: The ttl of the lock, renewed during the run: after a crash the next call runs so much later.
+        timeout: How long a call waits for another one that runs with its name: seconds or timedelta. 0: raise
+            AcquireTimeout immediately. None: until it has a result.
+        fingerprint: What else must be equal in two calls with one name: ``"{amount}:{account}"``. None: nothing. A call
             that differs is refused immediately, also while the first one runs.
-        on_interrupted: What the next call does after a run that did not end. "again" (default): run. "raise": raise
-            RunInterrupted until ``ttl`` has passed or the mark is deleted; for work that must not happen twice.
         codec: An object with ``dumps``, which returns text, and ``loads``. Default: JSON.
-        lock_ttl: The ttl of the lock, renewed during the run: after a crash the next call goes on so much later.
 
     Raises:
         TypeError, ValueError: At decoration: an argument is bad, a field is not an argument of the function, or the
@@ -407,15 +405,15 @@ def idempotent(
         async def pay(request_id: str, amount: int) -> dict[str, str]: ...
         ```
     """
-    templates = [check_template(key, "key")]
-    client_of_call = checked_source(client, without_fields(key), lock_ttl)
+    templates = [check_template(name, "name")]
+    client_of_call = checked_source(client, without_fields(name), ttl)
     if not all(callable(getattr(codec, what, None)) for what in ("dumps", "loads")):
         raise TypeError(f"codec must have the functions dumps and loads, as the module json has, not {shown(codec)}")
     if fingerprint is not None:
         templates.append(require_text(check_template(fingerprint, "fingerprint"), "fingerprint"))
-    one_of(on_interrupted, get_args(OnInterrupted), "on_interrupted")
-    kept_ms, _ = ttl_ms(ttl, "ttl"), ttl_ms(lock_ttl, "lock_ttl")
-    limit = (None if wait else 0.0) if isinstance(wait, bool) else timeout_seconds(wait)
+    one_of(on_crash, ("again", "raise"), "on_crash")
+    kept_ms, limit = ttl_ms(keep, "keep"), timeout_seconds(timeout)
+    ttl_ms(ttl)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         names = names_from(function, templates)
@@ -426,8 +424,8 @@ def idempotent(
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
             own, *rest = names(args, kwargs)
             source, own_print = client_of_call(), hashlib.sha256("".join(rest).encode()).hexdigest()
-            lock = AsyncLock(source, own, ttl=lock_ttl)
-            request = _Request(Mark(source, lock._keys, kept_ms), own, own_print, codec, on_interrupted)
+            lock = AsyncLock(source, own, ttl=ttl)
+            request = _Request(Mark(source, lock._keys, kept_ms), own, own_print, codec, on_crash == "raise")
             result: R = await request.answer(lock, limit, functools.partial(function, *args, **kwargs))
             return result
 
@@ -437,18 +435,18 @@ def idempotent(
 
 
 class _Request:
-    """One call with a key, of which one runs."""
+    """One call with a name, of which one runs."""
 
     _answered = False
     """Whether ``_result`` is what the call returns: whatever fails after that is no failure of the call."""
     _result: Any = None
 
-    def __init__(self, mark: Mark, key: str, fingerprint: str, codec: Codec, on_interrupted: OnInterrupted) -> None:
+    def __init__(self, mark: Mark, name: str, fingerprint: str, codec: Codec, raises: bool) -> None:
         self._mark = mark
-        self._key = key
+        self._name = name
         self._fingerprint = fingerprint
         self._codec = codec
-        self._raises = on_interrupted == "raise"
+        self._raises = raises
 
     async def answer(self, lock: AsyncLock, timeout: float | None, function: Callable[[], Awaitable[Any]]) -> Any:
         """Return the result that another call has kept, or run ``function`` under ``lock``.
@@ -500,7 +498,7 @@ class _Request:
                 self._result, self._answered = self._read_result(found), True
                 return
             if self._raises:
-                raise RunInterrupted(key=self._key, mark=self._mark.key)
+                raise RunInterrupted(name=self._name, mark=self._mark.key)
             seen = found
         flight.tell(self._mark.text_of(lease, begun))
         try:
@@ -525,7 +523,7 @@ class _Request:
                 raise TypeError(f"dumps() of the codec must return str, not {shown(kept)}")
             return self._codec.loads(kept), {RESULT: kept}
         except Exception as error:
-            logs.result_not_kept(self._key, self._mark.key, error)
+            logs.result_not_kept(self._name, self._mark.key, error)
             return value, {NOT_KEPT: _described(error)}
 
     async def _keep(self, lease: Lease, begun: dict[str, str], outcome: dict[str, str]) -> bytes | None:
@@ -536,12 +534,12 @@ class _Request:
             except CommandRefused as error:
                 if RESULT not in outcome:
                     raise
-                logs.result_not_kept(self._key, self._mark.key, error)
+                logs.result_not_kept(self._name, self._mark.key, error)
                 return await self._mark.write(lease, begun | {NOT_KEPT: _described(error)})
         except (LeaseLost, NotHeld):
             raise  # another run may have begun
         except SyncError as error:
-            logs.result_not_kept(self._key, self._mark.key, error)
+            logs.result_not_kept(self._name, self._mark.key, error)
             return None
 
     def _is_kept(self, found: bytes | None) -> bool:
@@ -550,7 +548,7 @@ class _Request:
         if said is None:
             return False
         if said[FINGERPRINT] != self._fingerprint:
-            raise FingerprintMismatch(key=self._key)
+            raise FingerprintMismatch(name=self._name)
         return RESULT in said or NOT_KEPT in said
 
     def _read_result(self, found: bytes | None) -> Any:
@@ -558,11 +556,11 @@ class _Request:
         said = None if found is None else self._parsed(found)
         assert said is not None
         if NOT_KEPT in said:
-            raise ResultNotKept(key=self._key, mark=self._mark.key, cause=said[NOT_KEPT])
+            raise ResultNotKept(name=self._name, mark=self._mark.key, cause=said[NOT_KEPT])
         try:
             return self._codec.loads(said[RESULT])
         except Exception as error:
-            raise ResultNotKept(key=self._key, mark=self._mark.key, cause=_described(error)) from error
+            raise ResultNotKept(name=self._name, mark=self._mark.key, cause=_described(error)) from error
 
     def _parsed(self, found: bytes) -> dict[str, Any] | None:
         said = self._mark.parsed(found)

@@ -319,7 +319,7 @@ def request_not_served(method: str, path: str, *errors: Exception) -> None:
 
 
 def result_not_kept(name: str, mark: str, error: BaseException) -> None:
-    """Log why the result of a run cannot be given to later calls with its key."""
+    """Log why the result of a run cannot be given to later calls with its name."""
     message = "the run for %(lock)r ended, but its result was not kept (%(mark)s): %(kind)s: %(why)s"
     _warn("result_not_kept", message, lock=name, mark=mark, kind=type(error).__name__, why=error)
 

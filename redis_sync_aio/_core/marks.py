@@ -9,7 +9,7 @@ from typing import Any
 DONE, RESULT, NOT_KEPT = "done", "result", "not kept"
 """The parts of the mark of a run that has returned: of `once`, and of `idempotent` with and without its result."""
 FINGERPRINT = "fingerprint"
-"""The part that each mark of `idempotent` has: what else must be equal in two calls with one key."""
+"""The part that each mark of `idempotent` has: what else must be equal in two calls with one name."""
 FENCE = "begun"
 """The part that has the fence of the run, so that no two runs write the same text."""
 FORGOTTEN = "raised"

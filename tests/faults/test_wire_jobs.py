@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -27,7 +27,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import OnCrash, OnInterrupted, idempotent, once
+from redis_sync_aio.jobs import OnCrash, idempotent, once
 from redis_sync_aio.testing import steal
 
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
@@ -137,7 +137,7 @@ async def once_or_again(w: Wired, arm: Arm) -> int:
     return await run_once(w, arm, "again")
 
 
-async def execute_once(w: Wired, arm: Arm, on_interrupted: OnInterrupted) -> int:
+async def execute_once(w: Wired, arm: Arm, on_crash: Literal["again", "raise"]) -> int:
     await _prepared(w)
     arm(anything)
     runs = 0
@@ -148,7 +148,7 @@ async def execute_once(w: Wired, arm: Arm, on_interrupted: OnInterrupted) -> int
         return runs
 
     for sync in (w.sync, w.sync, w.other):
-        assert await idempotent(sync, w.name, on_interrupted=on_interrupted)(work)() == 1
+        assert await idempotent(sync, w.name, on_crash=on_crash)(work)() == 1
     assert runs == 1
     return (await w.elsewhere().statistics()).fence or 0
 
@@ -239,7 +239,7 @@ async def test_the_error_of_a_request_is_raised_though_its_mark_cannot_be_delete
     async with wired(server, retry_for=60, response_timeout=60) as w:
         await _prepared(w)
 
-        @idempotent(w.sync, w.name, on_interrupted="raise")
+        @idempotent(w.sync, w.name, on_crash="raise")
         async def work() -> None:
             w.proxy.on(MARK, ERROR("NOPERM not any more"), times=None)
             raise ValueError("it failed")
@@ -248,4 +248,4 @@ async def test_the_error_of_a_request_is_raised_though_its_mark_cannot_be_delete
             await work()
         assert "the next call may get RunInterrupted" in "".join(failed.value.__notes__)
         with pytest.raises(RunInterrupted):
-            await idempotent(w.other, w.name, on_interrupted="raise")(work)()
+            await idempotent(w.other, w.name, on_crash="raise")(work)()

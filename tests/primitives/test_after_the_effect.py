@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from redis.asyncio import Redis
@@ -28,7 +28,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import Codec, OnInterrupted, idempotent, once
+from redis_sync_aio.jobs import Codec, idempotent, once
 from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import Push
 
@@ -36,7 +36,7 @@ from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.wired import MARK
 
-both = pytest.mark.parametrize("on_interrupted", ["again", "raise"])
+both = pytest.mark.parametrize("on_crash", ["again", "raise"])
 
 
 @dataclasses.dataclass
@@ -79,7 +79,11 @@ NOT_KEPT: dict[str, tuple[Any, Codec, str]] = {
 @both
 @pytest.mark.parametrize("what", NOT_KEPT)
 async def test_a_result_that_cannot_be_kept_is_returned_and_the_work_not_repeated(
-    sync: Coordinator, other: Coordinator, caplog: pytest.LogCaptureFixture, on_interrupted: OnInterrupted, what: str
+    sync: Coordinator,
+    other: Coordinator,
+    caplog: pytest.LogCaptureFixture,
+    on_crash: Literal["again", "raise"],
+    what: str,
 ) -> None:
     result, codec, cause = NOT_KEPT[what]
     runs = 0
@@ -89,11 +93,11 @@ async def test_a_result_that_cannot_be_kept_is_returned_and_the_work_not_repeate
         runs += 1
         return result
 
-    assert await idempotent(sync, "pay", on_interrupted=on_interrupted, codec=codec)(work)() == result
+    assert await idempotent(sync, "pay", on_crash=on_crash, codec=codec)(work)() == result
     assert [getattr(record, "event", None) for record in caplog.records] == ["result_not_kept"]
     for coordinator in (sync, other):
         with pytest.raises(ResultNotKept, match=cause) as refused:
-            await idempotent(coordinator, "pay", on_interrupted=on_interrupted, codec=codec)(work)()
+            await idempotent(coordinator, "pay", on_crash=on_crash, codec=codec)(work)()
         assert refused.value.mark == "{pay}:mark"
     assert runs == 1
 
@@ -139,7 +143,7 @@ async def idempotent_again(sync: Coordinator, work: Callable[[], Awaitable[int]]
 
 
 async def idempotent_raise(sync: Coordinator, work: Callable[[], Awaitable[int]]) -> int | None:
-    return await idempotent(sync, "pay", on_interrupted="raise")(work)()
+    return await idempotent(sync, "pay", on_crash="raise")(work)()
 
 
 @pytest.mark.parametrize("job", [once_again, idempotent_again, idempotent_raise])
@@ -189,22 +193,22 @@ async def test_what_was_not_begun_is_not_marked(server: EmbeddedServer, other: C
         async def work() -> str:
             return "done"
 
-        running = asyncio.create_task(idempotent(sync, "pay", on_interrupted="raise")(work)())
+        running = asyncio.create_task(idempotent(sync, "pay", on_crash="raise")(work)())
         while not await other.client.exists("pay"):
             await asyncio.sleep(0)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert await idempotent(other, "pay", on_interrupted="raise")(work)() == "done"
+        assert await idempotent(other, "pay", on_crash="raise")(work)() == "done"
     assert proxy.errors == []
 
 
 # -- calls that come while it runs -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("timeout", [None, 0])
 async def test_another_request_is_refused_while_the_first_one_runs(
-    sync: Coordinator, other: Coordinator, wait: bool
+    sync: Coordinator, other: Coordinator, timeout: float | None
 ) -> None:
     """By each process, and by the one that runs it; not "in progress", which clients try again forever."""
     entered, leave = asyncio.Event(), asyncio.Event()
@@ -215,10 +219,10 @@ async def test_another_request_is_refused_while_the_first_one_runs(
         return amount
 
     def pay(by: Coordinator, amount: int) -> Awaitable[int]:
-        return idempotent(by, "pay", fingerprint="{amount}", wait=wait)(work)(amount)
+        return idempotent(by, "pay", fingerprint="{amount}", timeout=timeout)(work)(amount)
 
     first = asyncio.ensure_future(pay(sync, 1))
-    early = asyncio.ensure_future(pay(sync, 2)) if wait else None  # asks before the first one has begun
+    early = asyncio.ensure_future(pay(sync, 2)) if timeout is None else None  # asks before the first one has begun
     await entered.wait()
     async with asyncio.timeout(20):
         for coordinator in (sync, other):
@@ -227,7 +231,7 @@ async def test_another_request_is_refused_while_the_first_one_runs(
         if early is not None:
             with pytest.raises(FingerprintMismatch):
                 await early
-    if not wait:
+    if timeout == 0:
         with pytest.raises(AcquireTimeout):
             await pay(other, 1)
     leave.set()
@@ -287,7 +291,7 @@ async def test_another_call_takes_over_when_the_first_one_leaves(sync: Coordinat
 
     pay = idempotent(sync, "pay")(work)
     lock = await sync.lock("pay").acquire()
-    short = asyncio.ensure_future(idempotent(sync, "pay", wait=0.1)(work)())
+    short = asyncio.ensure_future(idempotent(sync, "pay", timeout=0.1)(work)())
     calls = [asyncio.ensure_future(pay()) for _ in range(4)]
     with pytest.raises(AcquireTimeout):
         await short
@@ -348,7 +352,7 @@ async def interrupted(sync: Coordinator) -> None:
     """Leave the mark of a run that did not end."""
     entered = asyncio.Event()
 
-    @idempotent(sync, "transfer:{{7}}", on_interrupted="raise")
+    @idempotent(sync, "transfer:{{7}}", on_crash="raise")
     async def transfer() -> None:
         entered.set()
         await asyncio.Event().wait()
@@ -365,7 +369,7 @@ async def test_the_error_for_an_interrupted_run_names_the_key_to_delete(redis: R
     async with Coordinator(redis, prefix="app1:") as sync:
         await interrupted(sync)
 
-        @idempotent(sync, "transfer:{{7}}", on_interrupted="raise")
+        @idempotent(sync, "transfer:{{7}}", on_crash="raise")
         async def transfer() -> str:
             return "done"
 
@@ -379,7 +383,7 @@ async def test_the_error_for_an_interrupted_run_names_the_key_to_delete(redis: R
 async def test_an_interrupted_run_is_repeated_after_a_deployment_with_again(sync: Coordinator) -> None:
     await interrupted(sync)
 
-    @idempotent(sync, "transfer:{{7}}", on_interrupted="again")
+    @idempotent(sync, "transfer:{{7}}", on_crash="again")
     async def transfer() -> str:
         return "done"
 
@@ -402,12 +406,12 @@ async def test_what_is_no_mark_is_named(sync: Coordinator, redis: Redis, what: s
     async def work() -> None:
         raise AssertionError("it runs")
 
-    for on_interrupted in ("again", "raise"):
+    for on_crash in ("again", "raise"):
         with pytest.raises(WrongKeyType, match=r"\{job\}:mark"):
-            await idempotent(sync, "job", on_interrupted=on_interrupted)(work)()
-    for on_crash in ("skip", "again"):
+            await idempotent(sync, "job", on_crash=on_crash)(work)()
+    for rule in ("skip", "again"):
         with pytest.raises(WrongKeyType, match=r"\{job\}:mark"):
-            async with once(sync, "job", on_crash=on_crash):
+            async with once(sync, "job", on_crash=rule):
                 await work()
 
 
@@ -463,9 +467,9 @@ async def test_a_result_is_kept_when_the_server_is_out_of_memory(sync: Coordinat
 @both
 @pytest.mark.parametrize("refusals", [1, 2], ids=["the result", "everything"])
 async def test_a_result_that_the_server_refuses_is_returned(
-    server: EmbeddedServer, other: Coordinator, on_interrupted: OnInterrupted, refusals: int
+    server: EmbeddedServer, other: Coordinator, on_crash: Literal["again", "raise"], refusals: int
 ) -> None:
-    """Later calls are told that it was not kept; if the server takes no mark at all, they go by ``on_interrupted``."""
+    """Later calls are told that it was not kept; if the server takes no mark at all, they go by ``on_crash``."""
     runs = 0
     async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client) as sync:
 
@@ -476,12 +480,12 @@ async def test_a_result_that_the_server_refuses_is_returned(
                 proxy.on(MARK, Action.answer_error("ERR too large"), times=refusals)
             return runs
 
-        assert await idempotent(sync, "pay", on_interrupted=on_interrupted)(work)() == 1
-    later = idempotent(other, "pay", on_interrupted=on_interrupted)(work)
+        assert await idempotent(sync, "pay", on_crash=on_crash)(work)() == 1
+    later = idempotent(other, "pay", on_crash=on_crash)(work)
     if refusals == 1:
         with pytest.raises(ResultNotKept, match="ERR too large"):
             await later()
-    elif on_interrupted == "raise":
+    elif on_crash == "raise":
         with pytest.raises(RunInterrupted):
             await later()
     else:
@@ -504,7 +508,7 @@ async def test_jobs_run_where_scripts_are_not_allowed(redis: Redis, make_client:
 
     try:
         async with make_client(username="jobs", password="any") as client, Coordinator(client, push=push) as sync:
-            pay = idempotent(sync, "pay", on_interrupted="raise")(work)
+            pay = idempotent(sync, "pay", on_crash="raise")(work)
             with pytest.raises(LookupError):
                 await pay()
             assert await asyncio.gather(*(pay() for _ in range(5))) == [2] * 5

@@ -58,7 +58,7 @@ async def test_a_slot_that_is_done(sync: Coordinator, other: Coordinator, told: 
 
 
 async def test_a_slot_that_is_running(sync: Coordinator, other: Coordinator, told: Told) -> None:
-    async with once(sync, "nightly", slot="2026-01-02") as lease:
+    async with once(sync, "nightly", slot="2026-01-02", on_crash="skip") as lease:
         assert lease is not None
         assert await skipped(other)
     assert told.logged == [("INFO", "nightly:2026-01-02", "running")]
@@ -76,7 +76,7 @@ async def test_a_slot_whose_run_raised(sync: Coordinator, other: Coordinator, to
     """A retry by a queue returns None as if the job was done; the log and the events tell it apart."""
     calls: list[int] = []
 
-    @once_per(lambda: sync if not calls else other, "nightly:{customer}")
+    @once_per(lambda: sync if not calls else other, "nightly:{customer}", on_crash="skip")
     async def nightly(customer: str) -> str:
         calls.append(1)
         raise ZeroDivisionError
@@ -93,7 +93,7 @@ async def test_a_slot_whose_run_lost_its_lock(sync: Coordinator, other: Coordina
     leave = asyncio.Event()
 
     async def run() -> None:
-        async with once(sync, "nightly", slot="2026-01-02") as lease:
+        async with once(sync, "nightly", slot="2026-01-02", on_crash="skip") as lease:
             assert lease is not None
             entered.set()
             await leave.wait()
@@ -168,7 +168,7 @@ async def test_a_slot_is_seen_and_forgotten_by_its_name(redis: Redis, prefix: st
     """Whatever prefix and hash tag its keys have."""
     async with Coordinator(redis, prefix=prefix) as sync:
         for _ in range(2):
-            async with once(sync, "nightly", slot=slot) as lease:
+            async with once(sync, "nightly", slot=slot, on_crash="skip") as lease:
                 assert lease is not None
                 running = await view(sync, lease.name)
                 assert running is not None
@@ -184,7 +184,7 @@ async def test_a_slot_is_seen_and_forgotten_by_its_name(redis: Redis, prefix: st
 
 async def test_a_slot_that_failed_is_seen_and_runs_again_when_it_is_forgotten(sync: Coordinator) -> None:
     with pytest.raises(ZeroDivisionError):
-        async with once(sync, "nightly", slot="2026-01-02"):
+        async with once(sync, "nightly", slot="2026-01-02", on_crash="skip"):
             raise ZeroDivisionError
     failed = await view(sync, "nightly:2026-01-02")
     assert failed is not None
@@ -220,7 +220,7 @@ async def test_a_mark_of_another_program_is_no_state(sync: Coordinator, redis: R
 
 async def test_a_run_that_is_forgotten_is_remembered_when_it_ends(sync: Coordinator, other: Coordinator) -> None:
     """It goes on, and nobody runs next to it."""
-    async with once(sync, "nightly", slot="2026-01-02") as lease:
+    async with once(sync, "nightly", slot="2026-01-02", on_crash="skip") as lease:
         assert lease is not None
         assert await other.forget("nightly", slot="2026-01-02")
         assert await skipped(other)
@@ -233,7 +233,7 @@ async def test_a_run_that_is_forgotten_is_remembered_when_it_ends(sync: Coordina
 async def test_a_request_whose_run_raised_is_not_remembered(sync: Coordinator) -> None:
     """The next call runs, so there is nothing to see or to forget."""
 
-    @idempotent(sync, "pay", on_interrupted="raise")
+    @idempotent(sync, "pay", on_crash="raise")
     async def pay() -> None:
         raise ZeroDivisionError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 from datetime import UTC, datetime, timedelta, timezone
@@ -54,7 +55,7 @@ async def pay_often(sync: Coordinator, calls: str) -> dict[str, object]:
     """Call the same again and again, all at the same time; the first run of all is killed."""
     client: Any = sync.client
 
-    @idempotent(sync, "payment:{request}", fingerprint="{amount}", lock_ttl=5)
+    @idempotent(sync, "payment:{request}", fingerprint="{amount}", ttl=5)
     async def pay(request: str, amount: int) -> dict[str, int]:
         if await client.incr("began") == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -140,9 +141,37 @@ async def test_a_run_that_raises_counts_as_crashed(sync: Coordinator, on_crash: 
     assert await enters(sync, 1, on_crash=on_crash) is (on_crash == "again")
 
 
+async def test_a_run_that_crashed_is_repeated_unless_that_is_forbidden(sync: Coordinator) -> None:
+    """Each of the three does so without being asked."""
+    runs: list[str] = []
+
+    async def in_a_slot() -> None:
+        async with once(sync, "once") as lease:
+            if lease is not None:
+                await crashes_first("once")
+
+    async def crashes_first(job: str) -> str:
+        runs.append(job)
+        if runs.count(job) == 1:
+            raise asyncio.CancelledError
+        return job
+
+    jobs = {
+        "once": in_a_slot,
+        "once_per": once_per(sync, "once_per")(functools.partial(crashes_first, "once_per")),
+        "idempotent": idempotent(sync, "idempotent")(functools.partial(crashes_first, "idempotent")),
+    }
+    for name, job in jobs.items():
+        with pytest.raises(asyncio.CancelledError):
+            await job()
+        await job()
+        await job()
+        assert runs.count(name) == 2
+
+
 async def test_a_busy_lock_is_skipped_or_waited_for(sync: Coordinator, other: Coordinator) -> None:
     async with once(sync, "job", slot="s", on_crash="again"):
-        assert not await enters(other)
+        assert not await enters(other, on_crash="skip")
         with pytest.raises(AcquireTimeout):
             await asyncio.create_task(enters(other, on_crash="again", timeout=0.01))
         waiting = asyncio.create_task(enters(other, on_crash="again"))
@@ -236,11 +265,11 @@ async def test_another_request_with_the_same_key_is_refused(sync: Coordinator) -
     assert await pay("a", 5) == await pay("a", 5) == 5
     with pytest.raises(FingerprintMismatch) as refused:
         await pay("a", 6)
-    assert refused.value.key == "pay:a"
+    assert refused.value.name == "pay:a"
 
 
-@pytest.mark.parametrize("wait", [False, 0.01, timedelta(milliseconds=10)])
-async def test_a_call_that_does_not_wait(sync: Coordinator, wait: Any) -> None:
+@pytest.mark.parametrize("timeout", [0, 0.01, timedelta(milliseconds=10)])
+async def test_a_call_that_does_not_wait(sync: Coordinator, timeout: Any) -> None:
     """It raises while another one runs, and gets the result once there is one, also while its lock is taken."""
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -249,7 +278,7 @@ async def test_a_call_that_does_not_wait(sync: Coordinator, wait: Any) -> None:
         await leave.wait()
         return 1
 
-    slow = idempotent(sync, "slow", wait=wait)(work)
+    slow = idempotent(sync, "slow", timeout=timeout)(work)
     first = asyncio.create_task(idempotent(sync, "slow")(work)())
     await entered.wait()
     with pytest.raises(AcquireTimeout):
@@ -260,11 +289,11 @@ async def test_a_call_that_does_not_wait(sync: Coordinator, wait: Any) -> None:
         assert await slow() == 1
 
 
-@pytest.mark.parametrize("on_interrupted", ["again", "raise"])
-async def test_a_call_that_raises_keeps_nothing(sync: Coordinator, on_interrupted: Any) -> None:
+@pytest.mark.parametrize("on_crash", ["again", "raise"])
+async def test_a_call_that_raises_keeps_nothing(sync: Coordinator, on_crash: Any) -> None:
     runs: list[int] = []
 
-    @idempotent(sync, "fails", on_interrupted=on_interrupted)
+    @idempotent(sync, "fails", on_crash=on_crash)
     async def fails() -> int:
         runs.append(1)
         if len(runs) == 1:
@@ -280,7 +309,7 @@ async def test_a_run_that_was_interrupted_is_not_repeated_if_so_asked(sync: Coor
     """Nobody knows what it did. A call with another fingerprint is refused for that."""
     entered = asyncio.Event()
 
-    @idempotent(sync, "transfer", on_interrupted="raise", fingerprint="{amount}")
+    @idempotent(sync, "transfer", on_crash="raise", fingerprint="{amount}")
     async def transfer(amount: int) -> None:
         entered.set()
         await asyncio.Event().wait()
@@ -292,7 +321,7 @@ async def test_a_run_that_was_interrupted_is_not_repeated_if_so_asked(sync: Coor
         await running
     with pytest.raises(RunInterrupted) as refused:
         await transfer(1)
-    assert refused.value.key == "transfer"
+    assert refused.value.name == "transfer"
     with pytest.raises(FingerprintMismatch):
         await transfer(2)
 
@@ -319,10 +348,12 @@ async def test_bad_arguments_of_idempotent(sync: Coordinator) -> None:
     async def function(item: int) -> None: ...
 
     for options, error in (
-        ({"on_interrupted": "never"}, ValueError),
-        ({"wait": -1}, ValueError),
-        ({"wait": "long"}, TypeError),
+        ({"on_crash": "never"}, ValueError),
+        ({"timeout": -1}, ValueError),
+        ({"timeout": "long"}, TypeError),
         ({"ttl": 0}, ValueError),
+        ({"keep": 0}, ValueError),
+        ({"on_crash": "skip"}, ValueError),
         ({"fingerprint": 5}, TypeError),
     ):
         untyped: Any = options

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import pytest
 from redis.asyncio import Redis
@@ -25,7 +25,7 @@ from redis_sync_aio import (
     RunInterrupted,
     wait_until,
 )
-from redis_sync_aio.jobs import OnCrash, OnInterrupted, idempotent, once
+from redis_sync_aio.jobs import OnCrash, idempotent, once
 
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
@@ -160,16 +160,16 @@ async def test_a_slot_runs_by_the_rule(
 
 
 @twice
-@pytest.mark.parametrize("on_interrupted", ["again", "raise"])
+@pytest.mark.parametrize("on_crash", ["again", "raise"])
 async def test_a_request_is_executed_by_the_rule(
-    sync: Coordinator, other: Coordinator, redis: Redis, on_interrupted: OnInterrupted, twice: bool
+    sync: Coordinator, other: Coordinator, redis: Redis, on_crash: Literal["again", "raise"], twice: bool
 ) -> None:
     """What its first caller did not hear of is found by the next one: a result, that it was interrupted, or nothing."""
     runs = Runs()
 
     async def run(by: Coordinator = sync) -> int | None:
         try:
-            return await idempotent(by, NAME, on_interrupted=on_interrupted)(runs.work)()
+            return await idempotent(by, NAME, on_crash=on_crash)(runs.work)()
         except RunInterrupted:
             return None
 
@@ -177,7 +177,7 @@ async def test_a_request_is_executed_by_the_rule(
         await settled(redis, sync)
         before = runs.ended
         result = await run(other)
-        if on_interrupted == "raise":
+        if on_crash == "raise":
             assert runs.begun <= 1
         else:
             assert result in (before, before + 1)

@@ -132,7 +132,7 @@ async def test_weights_that_are_not_free_together(sync: Coordinator) -> None:
 
 
 async def test_advice_for_a_call_that_does_not_wait_fits_every_primitive(sync: Coordinator) -> None:
-    """Elections and idempotent functions have no `try_acquire`, and the latter no ``timeout``."""
+    """Elections and idempotent functions have no `try_acquire`."""
     advice = "is taken, and this call does not wait: give it time to wait, or try again later"
 
     async def run() -> None: ...
@@ -141,7 +141,7 @@ async def test_advice_for_a_call_that_does_not_wait_fits_every_primitive(sync: C
         with pytest.raises(AcquireTimeout, match=advice):
             await asyncio.create_task(LeaderElection(sync, NAME).lead(timeout=0).__aenter__())
         with pytest.raises(AcquireTimeout, match=advice):
-            await asyncio.create_task(idempotent(sync, NAME, wait=False)(run)())
+            await asyncio.create_task(idempotent(sync, NAME, timeout=0)(run)())
 
 
 async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Coordinator, other: Coordinator) -> None:

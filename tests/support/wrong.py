@@ -229,7 +229,7 @@ async def stale_writer(it: Situation) -> None:
 
 
 async def fingerprint_mismatch(it: Situation) -> None:
-    @idempotent(it.sync, "payment:{key}", ttl=60, fingerprint="{amount}")
+    @idempotent(it.sync, "payment:{key}", keep=60, fingerprint="{amount}")
     async def pay(key: str, amount: int) -> str:
         return "paid"
 
@@ -238,7 +238,7 @@ async def fingerprint_mismatch(it: Situation) -> None:
 
 
 async def run_interrupted(it: Situation) -> None:
-    @idempotent(it.sync, "payment:{key}", ttl=60, on_interrupted="raise")
+    @idempotent(it.sync, "payment:{key}", keep=60, on_crash="raise")
     async def pay(key: str) -> str:
         await asyncio.Event().wait()
         return "paid"
@@ -252,7 +252,7 @@ async def run_interrupted(it: Situation) -> None:
 
 
 async def result_not_kept(it: Situation) -> None:
-    @idempotent(it.sync, "payment:{key}", ttl=60)
+    @idempotent(it.sync, "payment:{key}", keep=60)
     async def pay(key: str) -> object:
         return datetime.now()
 

@@ -59,9 +59,9 @@ ERRORS = [
     PartiallyApplied(replies=(1, ResponseError("no")), command="GET", index=1, failed=1),
     Unreachable.reply_lost("x"),
     NotHeld.released("x"),
-    FingerprintMismatch(key="x"),
-    ResultNotKept(key="x", mark="{x}:mark", cause="TypeError: no"),
-    RunInterrupted(key="x", mark="{x}:mark"),
+    FingerprintMismatch(name="x"),
+    ResultNotKept(name="x", mark="{x}:mark", cause="TypeError: no"),
+    RunInterrupted(name="x", mark="{x}:mark"),
     StaleWriter(name="a", identity="w", fence=7),
 ]
 
