@@ -130,6 +130,9 @@ class Closing:
         why = "the coordinator is being closed"
         hub.manager.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
         await hub.manager.slices.done()
+        for lease in list(hub.all_leases()):
+            if lease.ends_with_drain:
+                hub.manager.take_away(lease)
         hub.give_back_resting()
         with suppress(TimeoutError):
             async with asyncio.timeout(within):

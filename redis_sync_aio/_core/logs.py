@@ -175,6 +175,15 @@ def not_owned_at_exit(lock: str) -> None:
     _warn("not_owned_at_exit", "Lock was unlocked or no longer owned when exiting context manager.", lock=lock)
 
 
+# -- elections ---------------------------------------------------------------------------------------------
+
+
+def stands_again(election: str, delay: float, error: Exception) -> None:
+    """Log why a process that runs for an election does not lead, and will stand again."""
+    message = "this process does not lead in %(lock)r, and stands again in %(delay).2f seconds: %(kind)s: %(why)s"
+    _warn("stands_again", message, lock=election, delay=delay, kind=type(error).__name__, why=error)
+
+
 # -- jobs --------------------------------------------------------------------------------------------------
 
 SKIPPED = {

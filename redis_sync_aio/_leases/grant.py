@@ -102,6 +102,8 @@ class Grant:
     """The ``async with`` whose body runs under it. The frame of the body keeps it."""
     body: TaskRef | None = None
     """The task whose ``async with`` body runs under it."""
+    ends_with_drain = False
+    """True if a drain of the coordinator takes it away immediately: its body has no end of its own."""
     group: Group | None = None
     """The leases that stand on this grant: of a multi-lock, a Redlock or a reentrant owner."""
     attempt = b""

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from inspect import isawaitable
+from typing import TypeVar
 
 import anyio
 
 from .._acquire.binding import CoordinatorLike
 from .._acquire.implicit import client_of
 from .._client.settings import Client, encode
+from .._core import logs
 from .._core.arguments import Name, Seconds, positive_seconds
-from .._core.display import text
+from .._core.backoff import Backoff
+from .._core.display import shown, text
 from .._core.keys import LABEL_MARK, Engine, Maker, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.replies import LockView, read_inspect
 from .._leases.hold import Acquiring
 from .._leases.lease import Lease
 from .._transport.call import understood
+from ..errors import LeaseLost, Unreachable
 from .lock_base import LockBase
 from .options import LeaseOptions
 
 __all__ = ["Leader", "LeaderElection", "Term"]
 
+R = TypeVar("R")
+
 MAX_IDENTITY_BYTES = 512
+STAND_AGAIN = Backoff()
+"""Pauses of `LeaderElection.run` before it stands again."""
 SOONEST = 0.02
 """Least seconds between two looks of a watcher."""
 
@@ -73,6 +82,11 @@ class _Seat(LockBase[Term]):
         reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, 0, delivery))
         return understood(read_inspect, self._keys.name, reply)
 
+    def end_with_drain(self, term: Term) -> None:
+        """Let a drain of the coordinator end ``term`` immediately. Raises CoordinatorClosed if it has begun."""
+        term._grant.ends_with_drain = True
+        self._resource()
+
     async def resign(self) -> bool:
         """Release what this process holds; return whether that was anything."""
         held = self._held()
@@ -110,14 +124,16 @@ class LeaderElection:
 
     Example:
         ```python
-        from redis_sync_aio import LeaderElection, LeaseLost
+        from redis_sync_aio import LeaderElection, Term
 
         election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
-        try:
-            async with election.lead() as term:  # waits until this process is elected
-                await schedule(term.number)
-        except LeaseLost:
-            ...  # stand again: in a service this is a loop
+
+
+        async def work(term: Term) -> None:
+            await schedule(term.number)
+
+
+        await election.run(work)  # waits until this process is elected, and stands again after a loss
         ```
     """
 
@@ -157,6 +173,68 @@ class LeaderElection:
         On cancellation the candidate leaves the queue.
         """
         return self._seat.acquire(timeout=timeout)
+
+    async def run(self, work: Callable[[Term], Awaitable[R]]) -> R:
+        """Lead and call ``work(term)``, again in each term, until ``work`` returns; return its result.
+
+        - **``work`` returns:** this process resigns, and ``run`` returns the result.
+        - **``work`` raises:** this process resigns, and ``run`` raises the error.
+        - **The term is lost:** ``work`` is cancelled. ``run`` pauses for up to a second, and stands again.
+        - **Redis is unreachable** for longer than ``retry_for``: the same. LeaseLost and Unreachable count as a lost
+          term wherever they were raised: while standing, or in ``work``, by a lock that it holds, and also as a group
+          of such errors. Each time a warning is logged (``stands_again``).
+        - **Another task calls** `resign`: ``work`` is cancelled, and ``run`` stands again, behind the candidates that
+          wait. To end, cancel the task that runs it.
+        - **The coordinator drains**, or is closed: ``work`` is cancelled immediately, since it has no end of its own,
+          and ``run`` raises CoordinatorClosed.
+
+        Args:
+            work: A coroutine function, or another function that returns an awaitable. It is called with the term.
+
+        Raises:
+            TypeError: ``work`` cannot be called, or did not return an awaitable.
+            WouldDeadlock, CommandRefused, CoordinatorClosed, WrongContext: As for `lead`.
+
+        On cancellation ``work`` is cancelled, and this process resigns; the answer is awaited for ``exit_timeout`` of
+        the coordinator. A result whose release was not answered is returned all the same: the term ends with its ttl.
+
+        Example:
+            ```python
+            from redis_sync_aio import LeaderElection, Term
+
+            election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
+
+
+            async def work(term: Term) -> None:
+                await schedule(term.number)
+
+
+            await election.run(work)
+            ```
+        """
+        if not callable(work):
+            raise TypeError(f"work must be a coroutine function that takes a Term, not {shown(work)}")
+        delays = iter(STAND_AGAIN)
+        while True:
+            results: list[R] = []
+            try:
+                async with self.lead() as term:
+                    self._seat.end_with_drain(term)
+                    working = work(term)
+                    if not isawaitable(working):
+                        raise TypeError(f"work must be a coroutine function: {shown(work)} returned {shown(working)}")
+                    results.append(await working)
+                return results[0]
+            except (LeaseLost, Unreachable, ExceptionGroup) as error:
+                if not _is_outage(error):
+                    raise
+                if results and isinstance(error, Unreachable):  # of the release
+                    return results[0]
+                outage = error
+            if not (isinstance(outage, LeaseLost) and outage.reason == "closed"):  # else `lead` raises why
+                delay = next(delays)
+                logs.stands_again(self.name, delay, outage)
+                await anyio.sleep(delay)
 
     async def resign(self) -> bool:
         """End the term of this process, if it leads, and return whether it led.
@@ -230,6 +308,13 @@ class LeaderElection:
 
     def __repr__(self) -> str:
         return repr(self._seat)
+
+
+def _is_outage(error: BaseException) -> bool:
+    """Return True if ``error`` is a lost lease or an outage, or a group of nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_outage, error.exceptions))
+    return isinstance(error, (LeaseLost, Unreachable))
 
 
 def _leader(view: LockView) -> Leader | None:

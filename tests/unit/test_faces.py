@@ -149,7 +149,7 @@ async def test_a_lease_of_a_redlock_shows_where_it_is_held_too() -> None:
 
 async def test_a_term_shows_its_number_too(sync: Coordinator) -> None:
     election = LeaderElection(sync, "faces")
-    assert public(election) == {"lead", "leader", "name", "resign", "watch"}
+    assert public(election) == {"lead", "leader", "name", "resign", "run", "watch"}
     async with election.lead() as term:
         assert public(term) == LEASE | {"number"}
         assert not undocumented(term)
