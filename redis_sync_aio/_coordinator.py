@@ -11,18 +11,22 @@ A lock that was given a bare client uses an implicit hub for the running loop (`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._acquire.binding import Binding
 from ._acquire.options import CoordinatorOptions, Push, hub_options
 from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, statistics_of
+from ._client.cluster import Cluster
 from ._client.owned import owned_client, refuse_client_options
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, RedisClient, address_of
-from ._core.arguments import Seconds, seconds
+from ._core.arguments import Name, Seconds, seconds
 from ._core.attached import Observer
+from ._core.clock import now
+from ._core.keys import lock_keys
 from ._primitives.barrier import AsyncBarrier
 from ._primitives.election import LeaderElection
 from ._primitives.factory import makes
@@ -36,6 +40,9 @@ from ._primitives.rwlock import AsyncReadWriteLock
 from ._primitives.semaphore import AsyncSemaphore
 from ._transaction import transaction, watch_retry
 from .jobs import forget, idempotent, once, once_per
+
+if TYPE_CHECKING:
+    from ._inspection.views import NameView
 
 __all__ = ["Coordinator", "CoordinatorStatistics", "HeldHere", "Push", "WaitingHere"]
 
@@ -202,6 +209,43 @@ class Coordinator:
             return CoordinatorStatistics()
         hub.check_context()
         return statistics_of(hub)
+
+    async def inspect(
+        self, pattern: Name = "*", *, limit: int = 1000, shown: int = 100, idle: bool = False, prefix: str | None = None
+    ) -> tuple[NameView, ...]:
+        """Return what is held or waited for on the server, by any process, sorted by name.
+
+        Arguments, errors and cancellation are those of
+        [`redis_sync_aio.inspection.inspect`][redis_sync_aio.inspection.inspect].
+        """
+        from .inspection import inspect  # noqa: PLC0415
+
+        return await inspect(self, pattern, limit=limit, shown=shown, idle=idle, prefix=prefix)
+
+    async def ping(self) -> float:
+        """Return the seconds of a round trip to the server, on the way that locks take; of a cluster, to all shards.
+
+        Raises:
+            Unreachable: There was no answer within ``retry_for``.
+            CommandRefused: The server answered with an error.
+            CoordinatorClosed, WrongContext: The coordinator was closed, or belongs to another event loop or process.
+
+        On cancellation the answer is ignored.
+
+        Example:
+            ```python
+            from redis_sync_aio import Coordinator
+
+            async with Coordinator(redis) as sync:
+                print(f"{await sync.ping() * 1000:.1f} ms")
+            ```
+        """
+        hub, prefix = self._binding.hub(), self._binding.options.prefix
+        begun = now()
+        await hub.read(lock_keys(b"0", prefix))
+        if isinstance(hub.servers, Cluster):  # the first answer has made its shards known
+            await asyncio.gather(*(hub.read(lock_keys(key, prefix)) for key in hub.servers.key_of_each()))
+        return now() - begun
 
     # -- primitives: arguments and errors are those of the class or function, which takes the coordinator first --
 

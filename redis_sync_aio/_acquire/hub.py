@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from .._client.cluster import Cluster
 from .._client.owned import OwnedClient
-from .._client.resp import Reply
+from .._client.resp import Reply, Words
 from .._client.settings import address_of, connect_timeout_of, running_loop
 from .._client.topology import servers_of
 from .._core import logs
@@ -174,6 +174,11 @@ class Hub:
             self.asking -= 1
             if not goes_on:
                 call.forget()
+
+    async def read(self, keys: Keys, *commands: Words) -> list[Reply]:
+        """Run ``commands``, which only read ``keys``, at one moment; return the replies, that of TIME first."""
+        found: list[Reply] = await self.ask(lambda to, delivery: to.read(keys, commands, delivery))
+        return found
 
     # -- whether it may be used ------------------------------------------------------------------------
 

@@ -165,6 +165,15 @@ class Cluster:
         """Return the client of each known shard."""
         return [shard.client for shard in self.shards]
 
+    def key_of_each(self) -> list[bytes]:
+        """Return a key of each known shard."""
+        owners, found = list(self._owners), dict[Shard, bytes]()
+        shards, numbers = len(set(owners)), itertools.count()
+        while len(found) < shards:
+            key = b"%d" % next(numbers)
+            found.setdefault(owners[key_slot(key)], key)
+        return list(found.values())
+
     async def owner(self, slot: int) -> Shard:
         """Return the shard that has ``slot``; ask the nodes if that is not known, or was wrong."""
         if self._refreshed == NEVER:

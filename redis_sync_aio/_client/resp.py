@@ -22,3 +22,10 @@ PackCommand: TypeAlias = Callable[[Words], bytes]
 
 pack: PackCommand = cast("PackCommand", hiredis.pack_command)
 """Return a command as bytes."""
+
+
+def unpack(commands: bytes) -> list[Words]:
+    """Return the commands that `pack` made ``commands`` of."""
+    reader = hiredis.Reader()
+    reader.feed(commands)
+    return [tuple(words) for words in iter(reader.gets, False)]

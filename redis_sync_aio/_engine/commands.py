@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .._client.resp import Argument
+from .._client.resp import Argument, Words, pack
 from .._core.keys import Family, Keys, LockKeys, MarkKeys, PermitKeys
 from .._scripts import load
 from .._transport.call import Call
@@ -175,6 +175,10 @@ class Commands:
         call.at_most_once = True
         self.executor.send(call)
         return call
+
+    def read(self, keys: Keys, commands: Iterable[Words], delivery: Delivery) -> Call:
+        """Run ``commands``, which only read, at one moment. The reply begins with that of TIME; errors are in place."""
+        return self._send("link/read", keys, (b"".join(map(pack, commands)),), delivery)
 
     def inspect(self, keys: Keys, shown: int, delivery: Delivery) -> Call:
         """Read the state, with the first ``shown`` entries of each list."""

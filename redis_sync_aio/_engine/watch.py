@@ -36,9 +36,10 @@ from .._transport.dialogues import NOWHERE, Dialogue, LocalInbox
 from . import watch_lock as lock
 from . import watch_narrow as narrow
 from . import watch_permits as permits
-from .watch_dialogue import Decide, attempt
+from .watch_dialogue import Decide, attempt, read
 
 DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
+    "link/read": read,
     "lock/acquire": lock.acquire,
     "lock/acquire_all": lock.acquire_all,
     "lock/release": lock.release,

@@ -11,7 +11,7 @@ from itertools import compress
 from typing import Any, Protocol, TypeAlias
 
 from .._client.error_replies import error_code
-from .._client.resp import Argument, Reply, ReplyError, Words
+from .._client.resp import Argument, Reply, ReplyError, Words, unpack
 from .._core.display import text
 from .._scripts.constants import NOT_OURS, QUEUE_TTL_MS
 from .._transport.dialogues import CONFLICT, Dialogue, LocalInbox
@@ -161,6 +161,17 @@ def commit(writes: Sequence[Words]) -> Dialogue:
             raise Refused(bytes(words[0]), reply)
     (replies,) = checked([outcome])
     return None if replies is None else checked(replies)
+
+
+def read(keys: WireKeys, words: Words) -> Decide:
+    """Read as link/read.lua does."""
+
+    def decide(mute: bool, full: bool) -> Dialogue:
+        watching, *found = yield [(b"WATCH", *keys), (b"TIME",), *unpack(blob(words[0]))]
+        checked([watching])
+        return WritePlan(found, [])
+
+    return decide
 
 
 def attempt(decide: Decide, inbox: LocalInbox) -> Dialogue:

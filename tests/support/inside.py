@@ -17,7 +17,7 @@ from redis_sync_aio._client.checkout import CheckedOut
 from redis_sync_aio._client.cluster import Cluster, Shard
 from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
 from redis_sync_aio._client.primary_pool import Address
-from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words
+from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words, pack
 from redis_sync_aio._client.settings import RedisClient
 from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._core import cancellation, clock, logs
@@ -180,6 +180,7 @@ __all__ = [
     "manager",
     "mark_keys",
     "now",
+    "pack",
     "parse_address",
     "permit_keys",
     "pool_attempt",

@@ -21,7 +21,9 @@ from redis_sync_aio import _scripts
 from redis_sync_aio._scripts import Line, constants, lines
 
 COLUMNS = 100
-GLOBALS = frozenset({"KEYS", "ARGV", "error", "ipairs", "next", "pairs", "pcall", "tonumber", "tostring", "type"})
+GLOBALS = frozenset(
+    {"KEYS", "ARGV", "error", "ipairs", "next", "pairs", "pcall", "tonumber", "tostring", "type", "unpack"}
+)
 LIBRARIES = {
     "redis": {"call", "pcall", "error_reply", "status_reply"},
     "math": {"abs", "ceil", "floor", "fmod", "huge", "max", "min"},

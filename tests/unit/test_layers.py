@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType
 
 import redis_sync_aio
-from redis_sync_aio import errors, types
+from redis_sync_aio import errors, inspection, types
 
 ROOT = Path(redis_sync_aio.__file__).parent
 PACKAGE = "redis_sync_aio"
@@ -233,7 +233,7 @@ def own_names(module: str) -> set[str]:
 
 
 def test_types_has_what_public_signatures_name() -> None:
-    known = {*redis_sync_aio.__all__, *types.__all__}
+    known = {*redis_sync_aio.__all__, *types.__all__, *inspection.__all__}
     wrong: list[str] = []
     for exported in known:
         value = getattr(redis_sync_aio, exported, None)
