@@ -52,7 +52,7 @@ class Ours(OnClient):
         return Coordinator(self.client)
 
     async def close(self) -> None:
-        await self._coordinator.close()
+        await self._coordinator.aclose()
         await super().close()
 
     def grip(self, key: str) -> Grip:

@@ -187,7 +187,7 @@ async def held(watch: Watch, server: EmbeddedServer, number: int, ttl: float) ->
             await _cut(aside, coordinator, number)
         assert not any(lease.is_lost() for lease in leases)
         async with watch.phase("closing"):
-            await coordinator.close()
+            await coordinator.aclose()
         over.set()
         await asyncio.gather(*holders)
 
@@ -217,7 +217,7 @@ async def waiters(watch: Watch, server: EmbeddedServer, number: int) -> None:
         async with watch.phase("reconnect"):
             await _cut(aside, coordinator, number)
         async with watch.phase("closing"):
-            await coordinator.close()
+            await coordinator.aclose()
             for task in tasks:
                 await task
         for lease in theirs:
@@ -271,7 +271,7 @@ async def coordinators(watch: Watch, server: EmbeddedServer, number: int, ttl: f
             await asyncio.sleep(ttl)
         assert not any(lease.is_lost() for lease in leases)
         async with watch.phase("closing"):
-            await _each(number, lambda one: made[one].close(), 20)
+            await _each(number, lambda one: made[one].aclose(), 20)
         over.set()
         await asyncio.gather(*makers)
 

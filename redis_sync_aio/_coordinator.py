@@ -50,7 +50,7 @@ __all__ = ["Coordinator", "CoordinatorStatistics", "HeldHere", "Push", "WaitingH
 class Coordinator:
     """Runs the locks of one client in one event loop, over one connection to each server.
 
-    A service creates one at its start, and closes it at its end. A coordinator that is dropped without `close` closes
+    A service creates one at its start, and closes it at its end. A coordinator that is dropped without `aclose` closes
     its connections when it is collected, with a ResourceWarning.
 
     All times are seconds or timedelta.
@@ -71,7 +71,7 @@ class Coordinator:
         retry_for: How long a command is repeated while Redis is out of reach, before Unreachable is raised. Default 10.
             The last attempt has at least 0.05 seconds.
         exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which
-            then goes on in the background. `close` waits as long for each answer.
+            then goes on in the background. `aclose` waits as long for each answer.
         response_timeout: How long an answer may take before the connection counts as dead. A silent connection is
             tested as often, so a black hole is noticed within twice this time and 0.25 seconds. Default:
             ``socket_timeout`` of the client, else 5 (transactions: no limit).
@@ -119,7 +119,7 @@ class Coordinator:
     def from_url(
         cls, url: str, *, client_options: Mapping[str, Any] | None = None, **options: Unpack[CoordinatorOptions]
     ) -> Self:
-        """Return a coordinator with a client of its own, which `close` closes, too.
+        """Return a coordinator with a client of its own, which `aclose` closes, too.
 
         `client` is for commands of your own until then. It connects when it is first used.
 
@@ -154,9 +154,9 @@ class Coordinator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.aclose()
 
-    async def close(self, *, drain: Seconds = 0.0) -> None:
+    async def aclose(self, *, drain: Seconds = 0.0) -> None:
         """Release what is held, end what waits, and close the connection. Idempotent; one round trip.
 
         Bodies that still run are cancelled with LeaseLost (reason "closed"). Waiters get CoordinatorClosed. When Redis

@@ -41,7 +41,7 @@ class Binding:
         return hub
 
     async def close(self, drain: float) -> None:
-        """Close the hub, as `Coordinator.close`; the first use is refused from now on if there was none."""
+        """Close the hub, as `Coordinator.aclose`; the first use is refused from now on if there was none."""
         if self.started is not None:
             await self.started.closing.close(drain)
             return

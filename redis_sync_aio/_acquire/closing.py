@@ -1,4 +1,4 @@
-"""The end of a hub: by `Coordinator.close`, with its client or its event loop, in a forked child, or forgotten."""
+"""The end of a hub: by `Coordinator.aclose`, with its client or its event loop, in a forked child, or forgotten."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Closing:
         living[id(self)] = self
 
     async def close(self, drain: float) -> None:
-        """Let bodies go on for ``drain`` seconds, then end what is left; see `Coordinator.close`."""
+        """Let bodies go on for ``drain`` seconds, then end what is left; see `Coordinator.aclose`."""
         hub = self.hub
         if hub.forked:
             hub.why_closed = hub.why_closed or "it was closed"

@@ -136,7 +136,7 @@ def renewal_refused(lock: str, error: Exception, left: float) -> None:
 
 def coordinator_dropped(coordinator: str) -> str:
     """Log a coordinator that was forgotten; return what was said."""
-    message = f"{coordinator} was dropped without close(): use `async with`, or await its close()"
+    message = f"{coordinator} was dropped without aclose(): use `async with`, or await its aclose()"
     _warn("coordinator_dropped", "redis_sync_aio: %(what)s", what=message, coordinator=coordinator)
     return message
 

@@ -63,7 +63,7 @@ async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: boo
         asking = cluster_link_of(sync)._refreshing
         assert asking is not None
         assert not asking.done()
-        closing = asyncio.create_task(sync.close())
+        closing = asyncio.create_task(sync.aclose())
         await asyncio.sleep(0)
         if cancelled:
             closing.cancel()

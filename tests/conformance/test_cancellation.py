@@ -217,7 +217,7 @@ async def test_p5_closing_does_not_rely_on_a_cancellation_that_redis_py_may_swal
     asking = asyncio.create_task(sync.lock("x").locked())
     await asked.wait()
     async with asyncio.timeout(15):
-        await sync.close()
+        await sync.aclose()
     with pytest.raises(CoordinatorClosed):
         await asking
 
@@ -255,4 +255,4 @@ async def test_a10_a_cancellation_that_redis_py_swallows_while_it_connects_is_he
             finally:
                 server.resume()
                 locked.cancel()
-                await sync.close()
+                await sync.aclose()

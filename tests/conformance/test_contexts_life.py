@@ -93,13 +93,13 @@ async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[
     assert len({id(task.exception()) for task in waiting}) == len(waiting), "each its own: notes and tracebacks are"
 
 
-# -- close() of a coordinator ------------------------------------------------------------------------------
+# -- aclose() of a coordinator -----------------------------------------------------------------------------
 
 
 async def test_p12_close_while_waiting_and_holding(kind: Kind, sync: Coordinator, observer: Redis) -> None:
-    """P12: waiters get CoordinatorClosed, bodies LeaseLost "closed", and the lock is free when close() returns."""
+    """P12: waiters get CoordinatorClosed, bodies LeaseLost "closed", and the lock is free when aclose() returns."""
     holding, waiting = await waiting_and_holding(kind, sync)
-    await sync.close()
+    await sync.aclose()
     assert await kind.empty(observer, NAME)
     assert our_tasks() == []
     await assert_told(holding, waiting, "closed")
@@ -114,7 +114,7 @@ async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Red
     async with Coordinator(observer) as other:
         theirs = asyncio.create_task(kind.make(other, NAME).acquire())
         await wait_until(waits(kind.make(other, NAME), 1 if kind.share else 2), FAST, timeout=5)
-        await sync.close()
+        await sync.aclose()
         lease = await asyncio.wait_for(theirs, 15)
         assert await kind.token(observer, NAME) == lease._grant.wire_token
         await lease.release()
@@ -130,7 +130,7 @@ async def test_p12_use_after_close(kind: Kind, sync: Coordinator, use: str, used
     if used_before:
         async with lock:
             pass
-    await sync.close()
+    await sync.aclose()
     with pytest.raises(CoordinatorClosed):
         await USES[use](lock)
 
@@ -139,8 +139,8 @@ async def test_p12_close_again(kind: Kind, sync: Coordinator) -> None:
     """Twice, at the same time, and never used: no error; but a closed one is not entered again."""
     async with kind.make(sync, NAME):
         pass
-    await asyncio.gather(sync.close(), sync.close())
-    await sync.close()
+    await asyncio.gather(sync.aclose(), sync.aclose())
+    await sync.aclose()
     with pytest.raises(CoordinatorClosed):
         async with sync:
             pass
@@ -149,7 +149,7 @@ async def test_p12_close_again(kind: Kind, sync: Coordinator) -> None:
 async def test_p12_close_never_used(kind: Kind, client: Redis) -> None:
     sync = Coordinator(client)
     assert (sync.connection_error, sync.connections, sync.why_closed) == (None, 0, None)
-    await sync.close()
+    await sync.aclose()
     with pytest.raises(CoordinatorClosed):
         await kind.make(sync, NAME).acquire()
 
@@ -159,7 +159,7 @@ async def test_p12_leases_after_close(kind: Kind, sync: Coordinator) -> None:
     released = await kind.make(sync, NAME).acquire()
     await released.release()
     lease = await kind.make(sync, NAME).acquire()
-    await sync.close()
+    await sync.aclose()
     await released.release()
     assert lease.lost.is_set()
     for ask in (lease.release, lambda: lease.extend(1)):
@@ -170,7 +170,7 @@ async def test_p12_leases_after_close(kind: Kind, sync: Coordinator) -> None:
 
 async def test_p7_close_inside_the_body(kind: Kind, sync: Coordinator, observer: Redis) -> None:
     """P7: the body that closes is cancelled itself, when the closing is done, and nothing is left in its task."""
-    lease, error = await lost_in(kind.make(sync, NAME).acquire(), lambda _: sync.close())
+    lease, error = await lost_in(kind.make(sync, NAME).acquire(), lambda _: sync.aclose())
     assert error.reason == "closed"
     assert not await kind.held(observer, NAME)
     assert lease.lost.is_set()
@@ -184,20 +184,20 @@ async def test_p5_close_cancelled(kind: Kind, sync: Coordinator, observer: Redis
     if how == "anyio":
         with anyio.CancelScope() as scope:
             loop.call_soon(scope.cancel)
-            await sync.close()
+            await sync.aclose()
         assert scope.cancelled_caught
     elif how == "anyio-group":
         async with anyio.create_task_group() as group:
-            group.start_soon(sync.close)
+            group.start_soon(sync.aclose)
             await asyncio.sleep(0)
             group.cancel_scope.cancel()
     elif how == "asyncio":
         with pytest.raises(TimeoutError):  # noqa: PT012
             async with asyncio.timeout(60) as timeout:
                 timeout.reschedule(0)
-                await sync.close()
+                await sync.aclose()
     else:
-        closing = asyncio.create_task(sync.close())
+        closing = asyncio.create_task(sync.aclose())
         for _ in range(2 if how == "twice" else 1):
             await asyncio.sleep(0)
             closing.cancel()
@@ -240,7 +240,7 @@ async def test_p12_close_with_a_command_under_way(
 
         asking = asyncio.create_task(ask())
         await asyncio.sleep(0)
-        await sync.close()
+        await sync.aclose()
         done, _ = await asyncio.wait([asking], timeout=20)
         if server_is == "silent":
             server.resume()
@@ -257,14 +257,14 @@ async def test_p12_close_with_a_command_under_way(
 async def test_e4_client_closed_while_waiting_and_holding(
     kind: Kind, sync: Coordinator, client: Redis, observer: Redis
 ) -> None:
-    """E4: like close(), and the error names the client; no connection is left open, not even by redis-py's pool."""
+    """E4: like aclose(), and the error names the client; no connection is left open, not even by redis-py's pool."""
     holding, waiting = await waiting_and_holding(kind, sync)
     await client.aclose()
     await assert_told(holding, waiting, "client")
     await wait_until(lambda: our_tasks() == [], FAST, timeout=5)
     with pytest.raises(CoordinatorClosed, match="client"):
         await kind.make(sync, NAME).acquire()
-    await sync.close()
+    await sync.aclose()
     assert not await kind.held(observer, NAME)
     assert await kind.empty(observer, NAME)
     await wait_until(lambda: same(connections(observer), 0), FAST, timeout=5)

@@ -241,7 +241,7 @@ async def test_the_end_of_the_coordinator_ends_the_work_immediately(
     async with asyncio.timeout(30):
         running = asyncio.create_task(election.run(work))
         await work.in_term(1)
-        await sync.close(drain=drain)
+        await sync.aclose(drain=drain)
         with pytest.raises(CoordinatorClosed):
             await running
     assert work.cancelled == 1
@@ -255,7 +255,7 @@ async def test_a_candidate_ends_with_its_coordinator(
     async with asyncio.timeout(30):
         running = asyncio.create_task(election.run(Work()))
         await wait_until(waits(seat), FAST, timeout=20)
-        await sync.close(drain=3600)
+        await sync.aclose(drain=3600)
         with pytest.raises(CoordinatorClosed):
             await running
     await lease.release()
@@ -271,7 +271,7 @@ async def test_a_drain_that_meets_an_election_waits_for_nothing(other: Coordinat
             releasing = asyncio.create_task(lease.release())
             for _ in range(turns):
                 await asyncio.sleep(0)
-            await sync.close(drain=3600)
+            await sync.aclose(drain=3600)
             await releasing
             with pytest.raises(CoordinatorClosed):
                 await running

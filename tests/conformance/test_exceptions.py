@@ -410,7 +410,7 @@ async def test_p7_release_without_an_answer(kind: Kind, own_server: EmbeddedServ
             await assert_undisturbed()
         finally:
             own_server.resume()
-            await sync.close()
+            await sync.aclose()
     usual = expected(body, "refused", outer)
     assert type(seen.left) is (Unreachable if usual is WrongKeyType else usual)
     notes: list[str] = getattr(seen.left, "__notes__", [])

@@ -223,7 +223,7 @@ async def test_closed_under_the_body(
 
     losing = asyncio.create_task(lost_in(kind.make(sync, NAME, ttl=0.3), body))
     await running.wait()
-    await (sync.close() if closes == "coordinator" else client.aclose())
+    await (sync.aclose() if closes == "coordinator" else client.aclose())
     _, error = await asyncio.wait_for(losing, 1)
     assert error.reason == "closed"
     if closes == "coordinator":

@@ -161,14 +161,14 @@ async def test_p12_the_coordinator_is_closed(redis: Redis, other: Coordinator, n
     """While held: LeaseLost. While waiting: CoordinatorClosed. Nothing stays behind."""
     lock = AsyncMultiLock(other, names)
     async with Coordinator(redis) as sync:
-        _, error = await lost_in(AsyncMultiLock(sync, names), lambda _: asyncio.create_task(sync.close()))
+        _, error = await lost_in(AsyncMultiLock(sync, names), lambda _: asyncio.create_task(sync.aclose()))
         assert error.reason == "closed"
     await wait_until(lambda: all_free(lock), FAST, timeout=5)
     single = AsyncLock(other, names[2])
     async with Coordinator(redis) as sync, single:
         waiting = asyncio.create_task(AsyncMultiLock(sync, names).acquire())
         await wait_until(queued(single), FAST, timeout=5)
-        await sync.close()
+        await sync.aclose()
         with pytest.raises(CoordinatorClosed):
             await waiting
     await wait_until(lambda: all_free(lock), FAST, timeout=5)
@@ -227,7 +227,7 @@ async def test_a_release_without_an_answer_may_be_repeated(names: tuple[str, ...
             server.resume()
         await lease.release()
         assert await all_free(lock)
-        await sync.close()
+        await sync.aclose()
 
 
 # -- cancellation ------------------------------------------------------------------------------------------

@@ -335,7 +335,7 @@ async def test_p12_a_task_that_forgot_to_release_is_not_kept_alive(make_client: 
     gc.collect()
     assert gone() is None
     assert await lock.locked()
-    await sync.close()
+    await sync.aclose()
     gc.collect()
     assert not [key for key in lease_groups if isinstance(key, tuple) and key[1] is sync]
 

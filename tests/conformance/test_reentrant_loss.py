@@ -206,7 +206,7 @@ async def test_p12_closing_the_coordinator_ends_all_levels(redis: Redis) -> None
 
         async def body(_: Lease) -> None:
             async with lock:
-                await asyncio.create_task(sync.close())
+                await asyncio.create_task(sync.aclose())
 
         _, error = await lost_in(lock, body)
         assert error.reason == "closed"
@@ -239,7 +239,7 @@ async def test_a_release_without_an_answer_may_be_repeated() -> None:
             await inner[1].release()
             assert not await lock.locked()
             assert lock.depth() == 0
-            await sync.close()
+            await sync.aclose()
 
 
 async def test_p5_acquired_again_while_the_release_is_under_way(lock: AsyncReentrantLock, redis: Redis) -> None:

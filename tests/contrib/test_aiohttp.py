@@ -268,7 +268,7 @@ async def test_an_answer_that_has_begun_is_cut_off_when_the_lease_is_lost(redis:
     async with aiohttp_of(app) as port, raw(port) as caller, asyncio.timeout(LONG):
         await caller.send("GET", "/stream/1")
         await streaming.wait()
-        await app[SYNC].close()
+        await app[SYNC].aclose()
         received = await caller.rest()
     assert received.count(b"HTTP/1.1") == 1
     assert received.endswith(b"first\r\n"), "the chunks have no end"

@@ -280,7 +280,7 @@ async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(ser
         session.ws_connect(f"http://127.0.0.1:{port}/") as websocket,
         asyncio.timeout(LONG),
     ):
-        await sync.close()
+        await sync.aclose()
         message = await websocket.receive()
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1013)
         await ended.wait()
@@ -327,7 +327,7 @@ async def test_a_request_that_loses_its_permit_is_cancelled_and_not_answered_as_
     ):
         await caller.send("GET", "/")
         await working.wait()
-        await sync.close()
+        await sync.aclose()
         if begun:
             assert not (await caller.rest()).endswith(b"0\r\n\r\n"), "the chunks have no end"
         else:

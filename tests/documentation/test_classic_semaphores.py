@@ -217,7 +217,7 @@ async def test_p1_p2_clocks_that_are_10_seconds_apart(redis: Redis, make_client:
     fences = await asyncio.gather(*working)
     assert fences == sorted(fences), "P2"
     for _, sync in clients:
-        await sync.close()
+        await sync.aclose()
 
 
 def arrived(semaphore: AsyncSemaphore, count: int) -> Callable[[], Awaitable[bool]]:

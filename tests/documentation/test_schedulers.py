@@ -79,7 +79,7 @@ async def test_apscheduler(shop: Shop) -> None:
     for scheduler in running:
         scheduler.shutdown()
     for sync in coordinators:
-        await sync.close()
+        await sync.aclose()
     assert [event.exception for event in ended] == [None, None]
     assert shop.made == 1
 

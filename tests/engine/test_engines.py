@@ -247,7 +247,7 @@ async def test_both_engines_work_on_one_name_together(
             assert fences == sorted(set(fences)), "P8"
         assert len(set(fences)) == 24
         for sync in syncs:
-            await sync.close()
+            await sync.aclose()
 
 
 async def _queued(one: AsyncLock | AsyncSemaphore, number: int) -> bool:

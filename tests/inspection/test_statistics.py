@@ -79,5 +79,5 @@ async def test_it_belongs_to_its_event_loop(sync: Coordinator) -> None:
 
         with pytest.raises(WrongContext):
             await asyncio.to_thread(asyncio.run, elsewhere())
-    await sync.close()
+    await sync.aclose()
     assert sync.statistics().held == ()

@@ -119,7 +119,7 @@ MUTANTS: Mapping[str, Mutant] = {
         CancelOnLoss, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
     ),
     # P12 the end
-    "close() releases nothing": Mutant(GrantManager, "take_away", "self.release(lease)"),
+    "aclose() releases nothing": Mutant(GrantManager, "take_away", "self.release(lease)"),
 }
 
 

@@ -36,7 +36,7 @@ async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -
         with pytest.raises(Unreachable):
             await lease.release()
         lease.check()
-        await w.sync.close()
+        await w.sync.aclose()
         for use in (lease.release, lambda: lease.extend(5), lease.release):
             with pytest.raises(CoordinatorClosed):
                 await asyncio.wait_for(use(), 15)
@@ -49,7 +49,7 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
         sync = Coordinator(client)
         async with sync.lock(nodes.name_at(0)):
             pass
-        await sync.close()
+        await sync.aclose()
         over = asyncio.get_running_loop().create_future()
         sent = now()
         keys = lock_keys(nodes.name_at(1).encode())
@@ -127,7 +127,7 @@ def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> Non
             await direct.execute_command("CLIENT", "PAUSE", 500, "WRITE")  # type: ignore[no-untyped-call]
             releasing = asyncio.create_task(lease.release())
             await asyncio.sleep(0)
-            closing = asyncio.create_task(sync.close())
+            closing = asyncio.create_task(sync.aclose())
             await asyncio.sleep(0.05)
             assert not releasing.done()
             assert not closing.done()

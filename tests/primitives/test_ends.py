@@ -66,7 +66,7 @@ async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
         assert "has no answer yet and goes on" in raised.value.__notes__[0]
         async with asyncio.timeout(20), AsyncLock(sync, "it"):
             pass
-        await sync.close()
+        await sync.aclose()
 
 
 # -- what watches a lease ----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, sh
     await wait_until(sem.locked, FAST, timeout=5)
     waiting = asyncio.create_task(sem.acquire())
     await wait_until(waits(sem), FAST, timeout=5)
-    closing = asyncio.create_task(sync.close(drain=30))
+    closing = asyncio.create_task(sync.aclose(drain=30))
     async with asyncio.timeout(10):
         with pytest.raises(CoordinatorClosed):
             await waiting
@@ -173,7 +173,7 @@ async def test_two_that_drain_it_end_together(sync: Coordinator, second: float) 
 
     running = asyncio.create_task(body())
     await wait_until(sync.lock("it").locked, FAST, timeout=5)
-    both = [asyncio.create_task(sync.close(drain=drain)) for drain in (60, second)]
+    both = [asyncio.create_task(sync.aclose(drain=drain)) for drain in (60, second)]
     await asyncio.sleep(0)
     if second == 60:
         leave.set()
@@ -192,7 +192,7 @@ async def test_draining_an_idle_one_takes_no_time(sync: Coordinator, redis: Redi
     async with sync.lock("it", share=share, linger=3000 if share else 0):
         pass
     async with asyncio.timeout(30):
-        await sync.close(drain=3000)
+        await sync.aclose(drain=3000)
     assert not await redis.exists("it")
 
 
@@ -207,7 +207,7 @@ async def test_draining_ends_after_its_time(sync: Coordinator) -> None:
     entered = asyncio.Event()
     running = asyncio.create_task(body())
     await entered.wait()
-    await sync.close(drain=0.2)
+    await sync.aclose(drain=0.2)
     with pytest.raises(LeaseLost) as lost:
         await running
     assert lost.value.reason == "closed"
@@ -216,7 +216,7 @@ async def test_draining_ends_after_its_time(sync: Coordinator) -> None:
 async def test_a_cancelled_draining_closes(make_client: MakeClient) -> None:
     sync = Coordinator(make_client())
     lease = await sync.lock("it").acquire()
-    closing = asyncio.create_task(sync.close(drain=60))
+    closing = asyncio.create_task(sync.aclose(drain=60))
     await asyncio.sleep(0)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -228,6 +228,6 @@ async def test_a_cancelled_draining_closes(make_client: MakeClient) -> None:
 @pytest.mark.parametrize("drain", [-1, float("nan"), "5"])
 async def test_a_bad_time_closes_nothing(sync: Coordinator, drain: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="drain"):
-        await sync.close(drain=drain)
+        await sync.aclose(drain=drain)
     async with sync.lock("it"):
         pass

@@ -229,7 +229,7 @@ async def test_a_request_without_a_lease_is_withdrawn(
             if how == "cancelled":
                 task.cancel()
             else:
-                await sync.close()
+                await sync.aclose()
             await task
     withdrawn = told.one(Withdrawn)
     assert told.one(Requested).request == withdrawn.request
@@ -297,7 +297,7 @@ async def test_a_lease_is_lost_when_its_coordinator_is_closed(
     primitive: Primitive, make: Make, told: Told, sync: Coordinator
 ) -> None:
     lease = await make(auto_renew=False).acquire()
-    await sync.close()
+    await sync.aclose()
     if primitive.servers > 1:
         await lease.release()  # two of its servers have it
         assert told.names == ["Requested", "Granted", "Released"]

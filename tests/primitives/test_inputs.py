@@ -333,7 +333,7 @@ async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, m
     coordinator = Coordinator(make_client())
     lock = coordinator.lock("x")
     lease = await lock.acquire()
-    await coordinator.close()
+    await coordinator.aclose()
     await redis.flushall()
     async with nothing_sent(redis):
         uses: list[Callable[[], Awaitable[object]]] = [
@@ -347,7 +347,7 @@ async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, m
             await lease.extend(5)
         with pytest.raises(LeaseLost, match="closed"):
             await lease.release()
-        await coordinator.close()
+        await coordinator.aclose()
 
 
 @pytest.mark.parametrize("engine", ["lua", "watch"])

@@ -43,7 +43,7 @@ async def test_p5_a_release_under_way_when_the_client_is_closed(
     async with asyncio.timeout(15):
         await releasing
     assert not await redis.exists(NAME)
-    await sync.close()
+    await sync.aclose()
 
 
 async def test_p5_a_cancelled_request_when_the_client_is_closed(make_client: MakeClient, redis: Redis) -> None:

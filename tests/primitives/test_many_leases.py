@@ -68,7 +68,7 @@ async def held(client: Redis, ttl: float) -> AsyncIterator[tuple[Coordinator, li
     try:
         yield coordinator, leases
     finally:
-        await coordinator.close()
+        await coordinator.aclose()
         over.set()
         await asyncio.gather(*holders)
 
@@ -92,7 +92,7 @@ async def test_no_callback_works_on_all_leases(server: EmbeddedServer, caplog: p
             await cut(aside, coordinator)
         assert not any(lease.is_lost() for lease in leases)
         with callbacks() as closing:
-            await coordinator.close()
+            await coordinator.aclose()
     for phase in (renewing, reconnecting, closing):
         assert phase.longest < LONGEST, phase.which
 
@@ -143,7 +143,7 @@ async def test_no_callback_works_on_all_waiters(server: EmbeddedServer, caplog: 
         with callbacks() as reconnecting:
             await cut(aside, coordinator)
         with callbacks() as closing:
-            await coordinator.close()
+            await coordinator.aclose()
             for task in waiting:
                 await task
         assert ended == MANY

@@ -638,7 +638,7 @@ async def test_p5_eager_tasks_that_ask_servers_again(one: list[Coordinator], ser
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
     lease = await redlock(one, ttl=0.6).acquire()
     for coordinator in one[3:]:
-        await coordinator.close()
+        await coordinator.aclose()
     await asyncio.sleep(0.5)  # they are asked twice
     await lease.release()
     for _ in range(20):

@@ -146,7 +146,7 @@ async def test_p12_nothing_is_handed_on_while_it_closes(redis: Redis, sync: Coor
     lock = shared(sync, linger=linger)
     holder = await lock.acquire()
     waiting = await waiters(lock, sync, 3)
-    closing = asyncio.create_task(sync.close())
+    closing = asyncio.create_task(sync.aclose())
     await turns(1)
     await holder.release()
     for waiter in waiting:

@@ -204,11 +204,11 @@ async def test_p12_what_rests_when_all_is_closed(make_client: MakeClient, redis:
     await (await shared(sync, linger=60).acquire()).release()
     assert not await free(redis)
     if how == "coordinator":
-        await sync.close()
+        await sync.aclose()
     else:
         await client.aclose()
     await gets_free(redis)
-    await sync.close()
+    await sync.aclose()
 
 
 @pytest.mark.parametrize("bare", [True, False])

@@ -302,7 +302,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.sync is not None:
-            await self.sync.close()
+            await self.sync.aclose()
             await self.client.aclose()
         self.sync = None
         self.leases.clear()

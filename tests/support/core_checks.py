@@ -374,7 +374,7 @@ async def check_a_cancellation_from_outside_leaves(sim: Sim) -> None:
 async def check_close_releases(sim: Sim) -> None:
     async with sim.coordinators():
         await AsyncLock(sim.sync, "l").acquire()
-        await sim.sync.close()
+        await sim.sync.aclose()
         assert not sim.server.exists("l")
 
 

@@ -128,10 +128,8 @@ class Page:
     async def _close(self) -> None:
         """Close the clients and coordinators that the page has left open, as few readers want to read that."""
         for client in sorted(self._clients, key=lambda one: not isinstance(one, Coordinator)):
-            if not isinstance(client, Coordinator):
+            if not isinstance(client, Coordinator) or client.why_closed is None:
                 await client.aclose()
-            elif client.why_closed is None:  # else the end of a loop of its own has closed it
-                await client.close()
 
     def _forget(self, name: str) -> None:
         """Let a module of the page be imported again."""

@@ -112,7 +112,7 @@ async def forking(url: str, how: str) -> None:
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
     if isinstance(made_from, Coordinator):
-        await made_from.close()
+        await made_from.aclose()
     await client.aclose()
     print("done")
 
@@ -180,7 +180,7 @@ async def forking_while_it_connects(url: str, step: int) -> None:
             for _ in range(5):  # nor one added
                 async with lock:
                     pass
-        await sync.close()
+        await sync.aclose()
         await client.aclose()
     print("done")
 

@@ -332,7 +332,7 @@ class Acquisitions(Schedule[Holder]):
 
     async def close(self) -> None:
         for sync in self.syncs:
-            await sync.close()
+            await sync.aclose()
             await sync.client.aclose()
 
 

@@ -118,7 +118,7 @@ class Transactions(Schedule[Writer]):
         left = self.server.exists(*TURN)
         assert not left, "left behind: the turn, or a place in its queue"
         for sync in self.syncs:
-            await sync.close()
+            await sync.aclose()
         signed = [name.decode() for name in self.server.lrange(LEDGER, 0, -1)]
         count = int(self.server.get(COUNT) or 0)
         assert len(signed) == len(set(signed)), f"E8: done twice: {signed}"

@@ -334,7 +334,7 @@ async def check_a_grant_for_those_who_just_left(sim: Sim) -> None:
 async def check_close_gives_back_what_rests(sim: Sim) -> None:
     async with sim.coordinators():
         await (await lock(sim, linger=50).acquire()).release()
-        await sim.sync.close()
+        await sim.sync.aclose()
         assert not sim.server.exists("l")
 
 

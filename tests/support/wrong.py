@@ -132,7 +132,7 @@ async def push_unavailable(it: Situation) -> None:
 
 
 async def coordinator_closed(it: Situation) -> None:
-    await it.sync.close()
+    await it.sync.aclose()
     await it.sync.lock(NAME).acquire()
 
 

@@ -228,7 +228,7 @@ async def test_a_client_is_idle_when_nothing_is_left(redis: Redis, sync: Coordin
     await lease.release()
     await (await waiting).release()
     await assert_idle(sync, within=60)
-    await sync.close()
+    await sync.aclose()
     await assert_idle(redis, within=60)
 
 

@@ -36,7 +36,7 @@ async def test_it_has_a_name_and_the_library(redis: Redis, make_client: MakeClie
     (ours,) = await connections(redis)
     assert ours["name"] == HERE
     assert "lib-name" not in ours or OURS in ours["lib-name"]  # Redis before 7.2 knows no libraries
-    await sync.close()
+    await sync.aclose()
 
 
 async def test_the_callers_own_name_and_library_stay(redis: Redis, make_client: MakeClient) -> None:
@@ -48,7 +48,7 @@ async def test_the_callers_own_name_and_library_stay(redis: Redis, make_client: 
     assert ours["name"] == "mine"
     assert "lib-name" not in ours or "my-service_v7.1" in ours["lib-name"]
     assert info.upstream_drivers == ["my-service_v7.1"]  # the caller's object is left alone
-    await sync.close()
+    await sync.aclose()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("redis.driver_info") is not None, reason="for redis-py before 7.2")
@@ -58,7 +58,7 @@ async def test_the_callers_own_library_stays_with_older_versions(redis: Redis, m
     (ours,) = await connections(redis)
     assert ours["name"] == "mine"
     assert ours.get("lib-name", "my-service") == "my-service"
-    await sync.close()
+    await sync.aclose()
 
 
 async def test_a_client_that_wants_no_introduction_gets_none(redis: Redis, make_client: MakeClient) -> None:
@@ -67,7 +67,7 @@ async def test_a_client_that_wants_no_introduction_gets_none(redis: Redis, make_
     sync = await used(make_client(**nothing))
     (ours,) = await connections(redis)
     assert (ours["name"], ours.get("lib-name", "")) == ("", "")
-    await sync.close()
+    await sync.aclose()
 
 
 @pytest.mark.parametrize("refused", ["-client", "-client|setname -client|setinfo"])
@@ -81,7 +81,7 @@ async def test_rights_that_refuse_it_are_no_failure(redis: Redis, make_client: M
     sync = await used(make_client(username="nameless", password="secret"))
     (ours,) = await connections(redis)
     assert ours["name"] == ""
-    await sync.close()
+    await sync.aclose()
     await admin.execute_command("ACL", "DELUSER", "nameless")
 
 
@@ -100,4 +100,4 @@ async def test_it_takes_no_round_trip(redis: Redis, make_client: MakeClient) -> 
     names = [index for index, one in enumerate(words) if one.startswith("CLIENT SETNAME")]
     assert len(names) == 1
     assert words[names[0] - 1].startswith("INFO")  # sent in the same write
-    await sync.close()
+    await sync.aclose()

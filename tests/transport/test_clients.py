@@ -141,4 +141,4 @@ async def test_a_pool_whose_disconnect_the_caller_replaced(make_client: MakeClie
     await client.aclose()
     assert 1 <= len(called) <= 2, "the coordinator may close once more what was opened meanwhile"
     assert sync.why_closed is not None
-    await sync.close()
+    await sync.aclose()

@@ -1,4 +1,4 @@
-"""P5, P12: a Coordinator that is dropped without close() is noticed, and leaves no connection behind."""
+"""P5, P12: a Coordinator that is dropped without aclose() is noticed, and leaves no connection behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..support.body import FAST, waits
 from ..support.clusters import Nodes
 from ..support.inside import INBOX_PREFIX, implicit
 
-DROPPED = "was dropped without close()"
+DROPPED = "was dropped without aclose()"
 
 
 class Caught(list[warnings.WarningMessage]):
@@ -108,7 +108,7 @@ async def test_one_whose_client_was_closed_is_not_warned_of(make_client: MakeCli
             pass
         await client.aclose()
         await wait_until(lambda: closed[0].why_closed is not None, FAST, timeout=15)
-        await closed[0].close()
+        await closed[0].aclose()
         closed.clear()
         assert warned.dropped == 0
 
@@ -301,7 +301,7 @@ def test_all_connections_of_one_from_an_address(server: EmbeddedServer, stopped:
 
 
 def test_the_end_of_the_loop_closes_the_client_of_one_from_an_address(server: EmbeddedServer) -> None:
-    """As `close` does. redis-py would warn of its connection."""
+    """As `aclose` does. redis-py would warn of its connection."""
 
     async def main() -> None:
         kept.append(Coordinator.from_url(server.url))

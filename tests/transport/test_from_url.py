@@ -64,14 +64,14 @@ async def test_the_client_is_closed_with_the_coordinator(redis: Redis, server: E
     closed = await use(server.url)
     assert closed.why_closed is not None
     await none_left(redis)
-    await closed.close()  # once more, as any close
+    await closed.aclose()  # once more, as any close
 
 
 async def test_the_client_is_closed_if_no_lock_was_used(redis: Redis, server: EmbeddedServer) -> None:
     """Also when the closing is cancelled: it goes on, and the cancellation comes out."""
     sync = Coordinator.from_url(server.url, client_options={"client_name": NAMED})
     await sync.client.ping()
-    closing = asyncio.create_task(sync.close())
+    closing = asyncio.create_task(sync.aclose())
     await asyncio.sleep(0)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -90,7 +90,7 @@ async def test_another_event_loop_closes_neither(server: EmbeddedServer) -> None
     async with Coordinator.from_url(server.url) as sync:
         await sync.client.ping()
         with pytest.raises(WrongContext):
-            await asyncio.to_thread(asyncio.run, sync.close())
+            await asyncio.to_thread(asyncio.run, sync.aclose())
         assert await sync.client.ping()
         async with sync.lock("from-url"):
             pass

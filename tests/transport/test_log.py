@@ -250,7 +250,7 @@ async def test_a_coordinator_says_where_it_leads_to() -> None:
         client = Redis.from_url(url)
         coordinator = Coordinator(client)
         assert repr(coordinator) == f"<Coordinator of {where}>"
-        await coordinator.close()
+        await coordinator.aclose()
         assert repr(coordinator) == f"<Coordinator of {where}, closed>"
         await client.aclose()
     made: Any = Sentinel

@@ -99,7 +99,7 @@ async def test_p12_a9_lost_wait_in_another_loop(sync: Coordinator) -> None:
 
 async def test_p12_a9_close_in_another_loop(sync: Coordinator) -> None:
     async with AsyncLock(sync, NAME) as lease:
-        await elsewhere(sync.close)
+        await elsewhere(sync.aclose)
         lease.check()
 
 
@@ -119,7 +119,7 @@ def test_p12_a9_what_is_shared_in_a_loop_that_is_stopped(server: EmbeddedServer,
 
     async def end(lease: Lease) -> None:
         await lease.release()
-        await sync.close()
+        await sync.aclose()
         await client.aclose()
 
     lease, task = loop.run_until_complete(hold_and_wait())

@@ -154,7 +154,7 @@ async def test_b3_a_silent_server_is_left_in_time(server: EmbeddedServer, tls: T
         w.proxy.black_hole = True
         start = now()
         with anyio.fail_after(5):
-            await w.sync.close()
+            await w.sync.aclose()
             await w.client.aclose()
         assert now() - start < 3
         w.proxy.black_hole = False

@@ -199,7 +199,7 @@ async def test_closing_the_client_closes_what_was_opened_for_it(redis: Redis, se
         return not [one for one in await admin.client_list() if one["name"] == "closes"]
 
     await wait_until(gone, FAST, timeout=30)
-    await sync.close()
+    await sync.aclose()
 
 
 async def test_what_redis_py_cannot_do_is_refused_at_the_call(server: EmbeddedServer) -> None:

@@ -221,7 +221,7 @@ async def coordinators(redis: Redis) -> None:
         assert_type(sync.client, Redis | RedisCluster)
         assert_type(sync.connection_error, Exception | None)
         assert_type((sync.connections, sync.why_closed), tuple[int, str | None])
-    assert_type(await sync.close(drain=1), None)
+    assert_type(await sync.aclose(drain=1), None)
 
 
 async def transactions(redis: Redis) -> None:

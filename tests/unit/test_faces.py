@@ -47,7 +47,7 @@ def public(face: object) -> set[str]:
 
 def test_a_coordinator_shows_what_users_need() -> None:
     assert public(Coordinator) == {
-        *("from_url", "client", "close", "why_closed"),
+        *("from_url", "client", "aclose", "why_closed"),
         *("connection_error", "connections", "statistics", "inspect", "ping"),
         *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch", "barrier"),
         *("robust_lock", "election", "fence_gate", "transaction", "watch_retry", "once", "once_per", "idempotent"),
