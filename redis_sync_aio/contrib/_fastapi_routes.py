@@ -1,29 +1,53 @@
-"""The routes of a FastAPI application: what their annotations name, and what their OpenAPI document says."""
+"""The routes of a FastAPI application: what their annotations name, how dependencies end, the OpenAPI document."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, routing
 from fastapi.dependencies.models import Dependant
+from starlette.applications import Starlette
+from starlette.routing import Router
 
 from . import _web
 
+HoldingOf: TypeAlias = Callable[[object], _web.Holding | None]
+"""A function that returns the lease of a dependency; None for a dependency that has none."""
 
-def _routes(app: FastAPI) -> Iterator[Any]:
-    """Yield the API routes; newer versions of FastAPI keep included routers as they are."""
+
+def _flat(routes: Sequence[Any]) -> Iterator[Any]:
+    """Yield the routes; newer versions of FastAPI keep included routers as they are."""
     flat = getattr(routing, "iter_route_contexts", None)
-    for route in app.routes if flat is None else flat(app.routes):
+    yield from routes if flat is None else flat(routes)
+
+
+def _routes(app: Starlette) -> Iterator[Any]:
+    """Yield the API routes."""
+    for route in _flat(app.routes):
         if isinstance(getattr(route, "dependant", None), Dependant):
             yield route
 
 
+def applications(app: Starlette) -> list[Starlette]:
+    """Return ``app`` and the applications of Starlette that are mounted below it, also inside of middleware."""
+    found: list[Any] = [app]
+    for one in found:  # it grows
+        for route in _flat(one.routes):
+            inner = getattr(route, "app", None)
+            while inner is not None and not isinstance(inner, Router | Starlette):
+                inner = getattr(inner, "app", None)
+            if inner is not None and inner not in found:
+                found.append(inner)
+    return [one for one in found if isinstance(one, Starlette)]
+
+
 def _all(dependant: Dependant) -> Iterator[Dependant]:
-    yield dependant
+    """Yield the dependencies in the order in which a request enters them; the endpoint is the last."""
     for inner in dependant.dependencies:
         yield from _all(inner)
+    yield dependant
 
 
 def check_annotations(app: FastAPI) -> None:
@@ -31,7 +55,7 @@ def check_annotations(app: FastAPI) -> None:
 
     That happens in modules with ``from __future__ import annotations`` to names that are local to a function.
     """
-    for route in _routes(app):
+    for route in (route for one in applications(app) for route in _routes(one)):
         for dependant in _all(route.dependant):
             function = inspect.unwrap(dependant.call) if dependant.call else None
             found = getattr(function, "__annotations__", {})
@@ -54,17 +78,15 @@ def _evaluates(text: str, function: Any) -> bool:
     return True
 
 
-def describe_answers(app: FastAPI, statuses_of: Callable[[object], tuple[int, ...]]) -> None:
-    """Add the answers to errors to the OpenAPI document.
-
-    ``statuses_of``: A function that returns with which statuses a dependency refuses requests; none for others.
-    """
+def describe_answers(app: FastAPI, holding_of: HoldingOf) -> None:
+    """Add the answers to errors to the OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = generate()
         for route in _routes(app):
-            statuses = [status for it in _all(route.dependant) for status in statuses_of(it.call)]
+            held = [holding for it in _all(route.dependant) if (holding := holding_of(it.call)) is not None]
+            statuses = [status for holding in held for status in holding.statuses]
             if statuses:
                 # A websocket has no methods.
                 _describe(schema["paths"].get(route.path_format, {}), route.methods or (), statuses)

@@ -8,7 +8,8 @@ import string
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar, cast
+from types import TracebackType
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ import anyio
 from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._coordinator import Coordinator
+from .._core import logs
 from .._core.arguments import Seconds, count, is_async, permits, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
@@ -39,7 +41,6 @@ BUSY_TEXT = "other requests are at work on this: try again later"
 FULL_TEXT = "too many requests wait for this: try again later"
 UNAVAILABLE_TEXT = "the service is not available: try again"
 GONE_TEXT = "the client has gone"
-RETRY_AFTER = "1"
 TRY_AGAIN_LATER = 1013
 """The code that closes a websocket for one of these reasons."""
 
@@ -70,28 +71,19 @@ def reasons(error: Exception, kinds: tuple[type[Exception], ...]) -> list[Except
     return [one for several in found for one in several] if all(found) else []
 
 
-def seconds_until_free(busy: AcquireTimeout) -> str:
-    """Return the value of Retry-After: whole seconds until the holder's lease ends unless it is renewed."""
-    return str(max(1, math.ceil(busy.remaining or 0)))
-
-
 _busy: WeakKeyDictionary[AcquireTimeout, int] = WeakKeyDictionary()
+"""The statuses for leases that a request itself asked for, as opposed to those of locks inside its handler."""
 
 
-def remember_busy(error: AcquireTimeout, holding: Holding) -> None:
-    """Remember the status for a lease that a handler asked for, as opposed to those of locks inside the handler."""
-    if error.answered:
-        _busy[error] = FULL if isinstance(error, QueueFull) else holding.statuses[0]
+def answer_to(method: str, path: str, error: Exception, *more: Exception) -> tuple[int, str, str]:
+    """Return status, text and Retry-After for errors of a request; log them, unless others were just in the way.
 
-
-def busy_status(error: Exception) -> int | None:
-    """Return the status if others hold, or wait for, what the handler itself asked for."""
-    return _busy.get(error) if isinstance(error, AcquireTimeout) else None
-
-
-def busy_text(status: int) -> str:
-    """Return the text of an answer to a request for which others were in the way."""
-    return FULL_TEXT if status == FULL else BUSY_TEXT
+    Retry-After has the whole seconds until the lease of the holder ends unless it is renewed.
+    """
+    if isinstance(error, AcquireTimeout) and (status := _busy.get(error)) is not None:
+        return status, FULL_TEXT if status == FULL else BUSY_TEXT, str(max(1, math.ceil(error.remaining or 0)))
+    logs.request_not_served(method, path, error, *more)
+    return UNAVAILABLE, UNAVAILABLE_TEXT, "1"
 
 
 def check_status(status: object) -> int:
@@ -205,12 +197,85 @@ class Holding:
     """The lease that a handler asks for, and the answers if others are in the way.
 
     Attributes:
+        kind: The kind of primitive that has the name.
+        template: The template of the name.
         make: A function that returns what a request enters, for the name that was made of it.
         statuses: The statuses of these answers: that for a busy name first, that for a full queue if there may be one.
     """
 
+    kind: str
+    template: str
     make: Callable[[Coordinator, str], Acquiring[Lease]]
     statuses: tuple[int, ...]
+
+    def of(
+        self,
+        held: Held,
+        sync: Coordinator,
+        name: str,
+        gone: Callable[[], Coroutine[Any, Any, None]] | None,
+    ) -> RequestLease:
+        """Return the lease of a request, to be entered in its task; raise ValueError for a name that cannot be used.
+
+        Args:
+            held: The leases that the request holds already.
+            sync: The coordinator.
+            name: The name for this request.
+            gone: A coroutine function that returns when the client has gone; None: this does not matter.
+        """
+        key = (self.kind, name, asyncio.current_task())
+        return held.get(key) or RequestLease(self.make(sync, name), gone, self.statuses[0], held, key)
+
+
+class RequestLease:
+    """A lease that all holds of its name in a task of a request share: the last of them to end releases it.
+
+    Otherwise the second one would wait for the first. Entered, it gives the lease, or None if the client has gone.
+    """
+
+    def __init__(
+        self,
+        own: Acquiring[Lease],
+        gone: Callable[[], Coroutine[Any, Any, None]] | None,
+        status: int,
+        held: Held,
+        key: object,
+    ) -> None:
+        self._own, self._gone, self._status = own, gone, status
+        self._held, self._key = held, key
+        self._lease: Lease | None = None
+        self._holds = 0
+
+    async def __aenter__(self) -> Lease | None:
+        if self._lease is None:
+            try:
+                entering = self._own.__aenter__() if self._gone is None else enter_unless_gone(self._own, self._gone)
+                self._lease = await entering
+            except AcquireTimeout as error:
+                if error.answered:
+                    _busy[error] = FULL if isinstance(error, QueueFull) else self._status
+                raise
+            if self._lease is None:
+                return None
+            self._held[self._key] = self
+        else:
+            self._lease.check()
+        self._holds += 1
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lease is None:
+            return
+        self._holds -= 1
+        if not self._holds:
+            del self._held[self._key]
+            await self._own.__aexit__(kind, error, trace)
+
+
+Held: TypeAlias = dict[object, RequestLease]
+"""The leases that a request holds."""
 
 
 def _statuses(status: int, max_waiting: int | None) -> tuple[int, ...]:
@@ -231,7 +296,7 @@ def lock_holding(template: str, timeout: Seconds | None, ttl: Seconds, max_waiti
         lock._pattern = template
         return lock.acquire(timeout=within)
 
-    return Holding(make, _statuses(status, most))
+    return Holding("lock", template, make, _statuses(status, most))
 
 
 def permit_holding(
@@ -246,7 +311,7 @@ def permit_holding(
         semaphore._pattern = template
         return semaphore.acquire(timeout=within)
 
-    return Holding(make, _statuses(status, most))
+    return Holding("semaphore", template, make, _statuses(status, most))
 
 
 # -- waiting -----------------------------------------------------------------------------------------------

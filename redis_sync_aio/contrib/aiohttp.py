@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
-from contextlib import AsyncExitStack
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar, cast, overload
 from uuid import UUID
@@ -25,11 +24,8 @@ from aiohttp import web
 
 from .._client.settings import Client
 from .._coordinator import Coordinator
-from .._core import logs
 from .._core.arguments import Seconds, is_async, options, require_bool
-from .._leases.hold import Acquiring
 from .._leases.lease import Lease
-from ..errors import AcquireTimeout
 from . import _web
 from ._web import RequestName, Source
 
@@ -60,6 +56,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """A handler of aiohttp."""
 ValueOf = Callable[[web.Request], object]
 """A function that returns a value of a request, or a coroutine function."""
+
+# Older versions of aiohttp have no keys of requests.
+_HELD: Any = web.RequestKey("redis_sync_aio", dict) if hasattr(web, "RequestKey") else "redis_sync_aio"
 
 GONE_INTERVAL = 0.04
 """Seconds between two looks whether the client has gone, while its request waits: aiohttp has no event for that."""
@@ -111,7 +110,8 @@ def hold_lock(
 ) -> HoldLease:
     """Return a decorator that holds a lock while a handler runs, and gives it the `Lease` as its last argument.
 
-    The loss of the lease cancels the handler.
+    The loss of the lease cancels the handler. If a request holds a name twice, both are one lease, with the arguments
+    of the outer one.
 
     Args:
         name: The name of the lock. Its fields come from the path (``match_info``) or else from the query, as text or
@@ -207,15 +207,14 @@ def _decorator(
             request = last.request if isinstance(last, web.View) else cast("web.Request", last)
             sync = _web.coordinator_in({"sync": request.config_dict.get(SYNC)}, _WHERE)
             made = await _name_of(request, name, values)
+            gone = functools.partial(_gone, request) if watched else None
             try:
-                own = holding.make(sync, made)
+                own = holding.of(request.setdefault(_HELD, {}), sync, made, gone)
             except ValueError:  # all else was checked when it was declared
                 raise web.HTTPBadRequest(text="a value cannot be part of a name") from None
-            lease = await _entered(own, holding, request, watched)
-            if lease is None:
-                return web.Response(status=_web.GONE, reason=_web.GONE_TEXT)
-            async with AsyncExitStack() as stack:
-                stack.push_async_exit(own)
+            async with own as lease:
+                if lease is None:
+                    return web.Response(status=_web.GONE, reason=_web.GONE_TEXT)
                 return await handler(*args, lease)
 
         return held
@@ -246,18 +245,10 @@ async def _name_of(request: web.Request, name: RequestName, values: Mapping[str,
 _SHOWN = {int: "a whole number", UUID: "a UUID", str: "text"}
 
 
-async def _entered(hold: Acquiring[Lease], holding: _web.Holding, request: web.Request, watched: bool) -> Lease | None:
-    """Enter ``hold``; return None if the client has disconnected."""
-
-    async def gone() -> None:
-        while (transport := request.transport) is not None and not transport.is_closing():
-            await asyncio.sleep(GONE_INTERVAL)
-
-    try:
-        return await (_web.enter_unless_gone(hold, gone) if watched else hold.__aenter__())
-    except AcquireTimeout as error:
-        _web.remember_busy(error, holding)
-        raise
+async def _gone(request: web.Request) -> None:
+    """Return when the client has disconnected."""
+    while (transport := request.transport) is not None and not transport.is_closing():
+        await asyncio.sleep(GONE_INTERVAL)
 
 
 class Middleware(Protocol):
@@ -275,6 +266,7 @@ def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
       The handler may or may not have done its work.
     - A group of exceptions that has nothing but such errors, as a TaskGroup of the handler raises, is a 503. A group
       with any other error is raised.
+    - The handlers of applications that were added below it (``app.add_subapp``) are answered, too.
 
     The answers say no more than that; the log does (``request_not_served``). If a part of another answer was sent, the
     error is raised, and aiohttp closes the connection.
@@ -295,11 +287,7 @@ def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
         except caught as error:
             if not (found := _web.reasons(error, kinds)):
                 raise
-            if isinstance(error, AcquireTimeout) and (busy := _web.busy_status(error)) is not None:
-                status, text, after = busy, _web.busy_text(busy), _web.seconds_until_free(error)
-            else:
-                logs.request_not_served(request.method, request.path, *found)
-                status, text, after = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT, _web.RETRY_AFTER
+            status, text, after = _web.answer_to(request.method, request.path, *found)
             if request.writer.output_size > 0:
                 raise
         return web.json_response({"detail": text}, status=status, headers={"Retry-After": after})

@@ -20,7 +20,6 @@ from typing import TypeAlias, cast
 from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._coordinator import Coordinator
-from .._core import logs
 from .._core.arguments import Seconds, count, permits, require_function, timeout_seconds, ttl_ms
 from .._core.keys import permit_keys
 from .._primitives.semaphore import AsyncSemaphore
@@ -126,7 +125,7 @@ class Limit:
     ) -> None:
         if not callable(app):
             raise TypeError(f"app must be an ASGI application, not {app!r}")
-        self._app = app
+        self.app = app  # as middleware of Starlette calls it
         self._limit = permits(limit, "limit")
         self._client = None if client is None else _web.check_source(client)
         self._name = name
@@ -135,7 +134,7 @@ class Limit:
         self._max_waiting = _web.most_waiting(max_waiting)
         self._status = _web.check_status(status)
         self._retry_after = str(count(retry_after, "retry_after"))
-        self._applies_to = applies_to
+        self.applies_to = applies_to
         if not isinstance(name, str):
             raise TypeError(f"name must be str, not {name!r}")
         permit_keys(name.encode(), "sem")
@@ -144,9 +143,9 @@ class Limit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: the server calls this."""
-        counts = scope["type"] in ("http", "websocket") and (self._applies_to is None or self._applies_to(scope))
+        counts = scope["type"] in ("http", "websocket") and (self.applies_to is None or self.applies_to(scope))
         if not counts:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         request, answer = _Request(receive), _Answer(scope, send, self._status, self._retry_after)
         semaphore = self._semaphore(scope)
@@ -163,7 +162,7 @@ class Limit:
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_exit(hold)
-                await self._app(scope, request.receive, answer.send)
+                await self.app(scope, request.receive, answer.send)
         except LeaseLost as lost:
             if lost.name != semaphore.name or not (request.ended or await answer.refuse(lost)):
                 raise
@@ -249,14 +248,12 @@ class _Answer:
 
         All permits in use is no incident, so it is not logged.
         """
-        status, text = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT
-        if isinstance(error, QueueFull):
-            status, text = _web.FULL, _web.FULL_TEXT
-        elif isinstance(error, AcquireTimeout) and error.answered:
-            status = self._busy
+        if isinstance(error, AcquireTimeout) and error.answered:
+            full = isinstance(error, QueueFull)
+            status, text = (_web.FULL, _web.FULL_TEXT) if full else (self._busy, _web.UNAVAILABLE_TEXT)
         else:
             method = str(self._scope.get("method", "WEBSOCKET"))
-            logs.request_not_served(method, str(self._scope["path"]), error)
+            status, text, _ = _web.answer_to(method, str(self._scope["path"]), error)
         if self._begun:
             if self._open:
                 await self._send({"type": "websocket.close", "code": _web.TRY_AGAIN_LATER, "reason": ""})

@@ -15,8 +15,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -26,16 +27,15 @@ from fastapi.params import Depends
 from fastapi.requests import HTTPConnection
 from fastapi.responses import JSONResponse, Response
 from fastapi.websockets import WebSocketState
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from .._coordinator import Coordinator
-from .._core import logs
 from .._core.arguments import Seconds, one_of, options, require_bool, require_function
-from .._leases.hold import Acquiring
 from .._leases.lease import Lease
-from ..errors import AcquireTimeout
 from . import _web
-from ._fastapi_routes import check_annotations, describe_answers
+from ._fastapi_routes import applications, check_annotations, describe_answers
 from ._web import RequestName, Source, SyncState
 
 __all__ = ["Scope", "Source", "Sync", "SyncState", "answer_errors", "hold_lock", "hold_permit", "lifespan_of"]
@@ -112,7 +112,7 @@ class _LeaseDependency:
         self._leave_when_gone = require_bool(leave_when_gone, "leave_when_gone")
         annotations: dict[str, Any] = {"connection_": HTTPConnection, "sync_": Sync, **name.types}
         for field, value in values.items():
-            depends = value if isinstance(value, Depends) else Depends(_callable(value, field))
+            depends = value if isinstance(value, Depends) else Depends(_callable(value, f"values[{field!r}]"))
             annotations[field] = Annotated[object, depends]
         # What FastAPI reads: each field of the template is a parameter.
         self.__signature__ = inspect.Signature(
@@ -132,19 +132,22 @@ class _LeaseDependency:
         watched = connection_ if self._leave_when_gone and isinstance(connection_, Request) else None
         if watched is not None:
             await _read(watched)
-        hold = self._hold_for(connection_, sync_, values)
-        try:
-            lease = await (hold.__aenter__() if watched is None else _entered(hold, watched))
-        except AcquireTimeout as error:
-            _web.remember_busy(error, self.holding)
-            raise
-        async with AsyncExitStack() as stack:
-            stack.push_async_exit(hold)
+        gone = None if watched is None else functools.partial(_gone, watched)
+        async with self._of(connection_, sync_, values, gone) as lease:
+            if lease is None:
+                raise HTTPException(_web.GONE, _web.GONE_TEXT)
             yield lease
 
-    def _hold_for(self, connection: HTTPConnection, sync: Coordinator, values: dict[str, object]) -> Acquiring[Lease]:
+    def _of(
+        self,
+        connection: HTTPConnection,
+        sync: Coordinator,
+        values: dict[str, object],
+        gone: Callable[[], Coroutine[Any, Any, None]] | None,
+    ) -> _web.RequestLease:
+        held = connection.scope.setdefault("redis_sync_aio", {})
         try:
-            return self.holding.make(sync, self._name.of(values))
+            return self.holding.of(held, sync, self._name.of(values), gone)
         except ValueError:  # all else was checked when it was declared
             errors = [
                 {
@@ -158,6 +161,10 @@ class _LeaseDependency:
             raise RequestValidationError(errors) from None
 
 
+def _holding_of(call: object) -> _web.Holding | None:
+    return call.holding if isinstance(call, _LeaseDependency) else None
+
+
 async def _read(request: Request) -> None:
     """Read the body of ``request``, which is kept for the endpoint: after it only a disconnect is reported."""
     try:
@@ -168,23 +175,15 @@ async def _read(request: Request) -> None:
         pass  # it was read as a form, or as a stream
 
 
-async def _entered(hold: Acquiring[Lease], request: Request) -> Lease:
-    """Enter ``hold``, unless the client of ``request`` leaves before that."""
-    receive = request.receive
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    lease = await _web.enter_unless_gone(hold, gone)
-    if lease is None:
-        raise HTTPException(_web.GONE, _web.GONE_TEXT)
-    return lease
+async def _gone(request: Request) -> None:
+    """Return when the client has disconnected."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
-def _callable(value: object, field: str) -> Callable[..., object]:
+def _callable(value: object, what: str) -> Callable[..., object]:
     if not callable(value):
-        raise TypeError(f"values[{field!r}] must be a dependency: a function, or Depends(...), not {value!r}")
+        raise TypeError(f"{what} must be a dependency: a function, or Depends(...), not {value!r}")
     return value
 
 
@@ -202,7 +201,8 @@ def hold_lock(
     """Return a dependency that holds a lock while an endpoint runs, and gives it the `Lease`.
 
     Use it in an annotation, or in ``dependencies=[...]`` of a route or a router. The loss of the lease cancels the
-    endpoint.
+    endpoint. If a request holds a name twice, as for its router and for its endpoint, both are one lease: it has the
+    arguments of the first, and ends with the last.
 
     Args:
         name: The name of the lock. Its fields are parameters of the path or the query, as text or with a type:
@@ -296,8 +296,11 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
     - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the
       endpoint. The endpoint may or may not have done its work.
     - A group of exceptions that has nothing but such errors, as a TaskGroup of the endpoint raises, is a 503. A group
-      with any other error stays a 500. A handler for ExceptionGroup that the application has already is left alone.
+      with any other error stays a 500.
     - A websocket that is open is closed with 1013.
+
+    Handlers of exceptions that the application has are left alone. Applications of FastAPI and Starlette that are
+    mounted below it when it starts answer in the same way. Those of other frameworks do if they let errors propagate.
 
     The answers say no more than that; the log does (``request_not_served``). Both are described in the OpenAPI
     document, for the routes that hold something.
@@ -318,21 +321,31 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
             raise group
         return await _answer(connection, *found)
 
-    for kind in kinds:
-        app.add_exception_handler(kind, _answer)  # type: ignore[arg-type]  # or of a WebSocket: None
-    if ExceptionGroup not in app.exception_handlers:
-        app.add_exception_handler(ExceptionGroup, answer_group)  # type: ignore[arg-type]  # as above
-    describe_answers(app, lambda call: call.holding.statuses if isinstance(call, _LeaseDependency) else ())
+    handlers: dict[Any, Any] = {**dict.fromkeys(kinds, _answer), ExceptionGroup: answer_group}
+
+    def answer_in(one: Starlette) -> None:
+        one.exception_handlers = handlers | one.exception_handlers
+        if isinstance(one, FastAPI):
+            describe_answers(one, _holding_of)
+
+    answer_in(app)
+    build = app.build_middleware_stack
+
+    def build_all() -> ASGIApp:
+        """Build it when the application starts, which is when all others are mounted."""
+        for one in applications(app):
+            if one is not app:
+                answer_in(one)
+                one.middleware_stack = None  # it may have served alone: let it read its handlers again
+        return build()
+
+    app.build_middleware_stack = build_all  # type: ignore[method-assign]
 
 
 async def _answer(connection: Request | WebSocket, error: Exception, *more: Exception) -> Response | None:
     """Answer an error of a request, or several of its tasks."""
-    if isinstance(error, AcquireTimeout) and (busy := _web.busy_status(error)) is not None:
-        status, text, after = busy, _web.busy_text(busy), _web.seconds_until_free(error)
-    else:
-        method = connection.scope.get("method", "WEBSOCKET")
-        logs.request_not_served(method, connection.url.path, error, *more)
-        status, text, after = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT, _web.RETRY_AFTER
+    method = connection.scope.get("method", "WEBSOCKET")
+    status, text, after = _web.answer_to(method, connection.url.path, error, *more)
     if isinstance(connection, WebSocket):
         if connection.application_state is WebSocketState.CONNECTED:
             await connection.close(_web.TRY_AGAIN_LATER, text)

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, Lease, wait_until
 from redis_sync_aio.contrib.aiohttp import REDIS, SYNC, answer_errors, cleanup_ctx_of, hold_lock, hold_permit
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -53,8 +53,11 @@ async def test_the_application_has_a_client_and_its_coordinator_also_below_and_c
     app, below = app_of(server.client), web.Application()
     below.router.add_get("/{order_id}", name_of)
     app.add_subapp("/below", below)
-    async with aiohttp_of(app) as port, session_of(port) as session, session.get("/below/042") as answer:
-        assert await answer.text() == "order:42"
+    async with aiohttp_of(app) as port, session_of(port) as session:
+        async with session.get("/below/042") as answer:
+            assert await answer.text() == "order:42"
+        async with sync.lock("order:42"), session.get("/below/42") as answer:
+            assert answer.status == 423
         assert app[SYNC].client is app[REDIS]
         assert app[SYNC].why_closed is None
     assert app[SYNC].why_closed is not None
@@ -75,6 +78,24 @@ async def test_without_the_context_the_error_says_so(caplog: pytest.LogCaptureFi
     [record] = [record for record in caplog.records if record.exc_info]
     assert record.exc_info is not None
     assert "use app.cleanup_ctx.append(cleanup_ctx_of(redis))" in str(record.exc_info[1])
+
+
+async def test_two_holds_of_a_name_in_a_request_are_one_lease(redis: Redis, other: Coordinator) -> None:
+    """It ends with the outer one. A handler that holds the name in another task waits, as any other holder."""
+
+    async def twice(request: web.Request, lease: Lease) -> web.Response:
+        assert (await name_of(request)).text == "order:1"
+        lease.check()
+        with pytest.raises(AcquireTimeout):
+            await asyncio.create_task(name_of(request))
+        return web.Response(text=lease.name)
+
+    outer = hold_lock("order:{order_id:int}", timeout=0)
+    async with aiohttp_of(app_of(redis, twice=outer(twice))) as port, session_of(port) as session:
+        for _ in range(2):
+            async with session.get("/twice/1") as answer:
+                assert await answer.text() == "order:1"
+            assert not await other.lock("order:1").locked()
 
 
 # -- names -------------------------------------------------------------------------------------------------

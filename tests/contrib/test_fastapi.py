@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 from uuid import UUID
 
 import httpx
@@ -14,10 +14,13 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, WebSocket
 from fastapi.responses import Response, StreamingResponse
 from redis.asyncio import Redis
+from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.routing import Router
 
 from redis_sync_aio import Coordinator, Lease, wait_until
-from redis_sync_aio.contrib.fastapi import Sync, answer_errors, hold_lock, hold_permit, lifespan_of
+from redis_sync_aio.contrib.asgi import Limit
+from redis_sync_aio.contrib.fastapi import Scope, Sync, answer_errors, hold_lock, hold_permit, lifespan_of
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
@@ -322,6 +325,46 @@ async def test_a_handler_of_groups_that_the_application_has_is_left_alone(server
         assert (await client.get("/")).status_code == 418
 
 
+@pytest.mark.parametrize("kind", [FastAPI, Starlette, Router])
+@pytest.mark.parametrize("served_alone", [False, True], ids=["new", "served alone before"])
+async def test_mounted_applications_answer_as_the_one_that_they_are_mounted_in(
+    make_app: Callable[..., FastAPI], other: Coordinator, kind: type, served_alone: bool
+) -> None:
+    """At any depth, in middleware, and as a part of an included router. Their own handlers are left alone."""
+
+    async def busy(request: Request) -> Response:
+        await request.state.sync.lock("inner").acquire(timeout=0)
+        raise AssertionError
+
+    async def own(request: Request, error: Exception) -> Response:
+        return Response(status_code=418)
+
+    app, below, wrapped, router = make_app(), FastAPI(exception_handlers={LookupError: own}), kind(), APIRouter()
+
+    @below.post("/orders/{order_id}")
+    async def change(lease: NowOrNever) -> None: ...
+
+    @below.get("/own")
+    async def fail() -> None:
+        raise KeyError
+
+    wrapped.add_route("/busy", busy)
+    below.mount("/wrapped", Limit(wrapped, limit=100))
+    router.mount("/below", below)
+    app.include_router(router, prefix="/v1")
+    app.mount("/itself", app)
+    if served_alone:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(below), base_url="http://x") as client:
+            assert (await client.get("/own")).status_code == 418
+    async with uvicorn_of(app) as port, client_of(port) as client, other.lock("order:1"), other.lock("inner"):
+        assert (await client.post("/v1/below/orders/1")).status_code == 423
+        assert (await client.post("/v1/below/orders/2")).status_code == 200
+        assert (await client.get("/v1/below/own")).status_code == 418
+        answer = await client.get("/v1/below/wrapped/busy")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert set(below.openapi()["paths"]["/orders/{order_id}"]["post"]["responses"]) == {"200", "422", "423", "503"}
+
+
 async def test_more_errors_can_be_answered(server: EmbeddedServer, redis: Redis) -> None:
     app = FastAPI(lifespan=lifespan_of(server.client))
     answer_errors(app, also=[LookupError])
@@ -408,6 +451,36 @@ async def test_one_request_holds_a_lock_once_and_its_permits_are_limited(
         assert [(await one).json() for one in two] == [True, True]
         assert (await client.get("/other")).json()
     assert (await other.semaphore("export:acme", limit=None).statistics()).held == 0
+
+
+@pytest.mark.parametrize("first", ["short", "long"])
+async def test_two_holds_of_a_name_in_a_request_are_one_lease_which_ends_with_the_last_of_them(
+    make_app: Callable[..., FastAPI], other: Coordinator, first: str
+) -> None:
+    """The second one does not wait for the first. One ends before the response, the other one after it."""
+    app, lock, permits = make_app(), other.lock("order:1"), other.semaphore("export", limit=None)
+    short, long = (hold_lock("order:{order_id:int}", timeout=0, scope=scope) for scope in get_args(Scope))
+    for_router, for_endpoint = (short, long) if first == "short" else (long, short)
+    router = APIRouter(dependencies=[for_router, hold_permit("export", limit=1, timeout=0)])
+
+    @router.get("/{order_id}", dependencies=[for_endpoint, hold_permit("export", limit=1, timeout=0)])
+    async def read() -> StreamingResponse:
+        async def rest() -> AsyncIterator[str]:
+            yield f"held: {await lock.locked()}, permits: {(await permits.statistics()).held}"
+
+        return StreamingResponse(rest())
+
+    @router.post("/{order_id}", dependencies=[for_endpoint])
+    async def lose() -> None:
+        await lock.force_release()
+        await asyncio.Event().wait()  # the loss cancels it
+
+    app.include_router(router)
+    async with uvicorn_of(app) as port, client_of(port) as client, asyncio.timeout(LONG):
+        for _ in range(2):
+            assert (await client.get("/1")).text == "held: True, permits: 0"
+            await free(lock)
+        assert (await client.post("/1")).status_code == 503
 
 
 # -- clients that go away ----------------------------------------------------------------------------------
@@ -542,10 +615,10 @@ async def _asgi(app: FastAPI, sync: Coordinator, sent: list[dict[str, Any]]) -> 
 
 
 async def test_a_request_that_is_cancelled_at_any_await_leaves_nothing(sync: Coordinator, other: Coordinator) -> None:
-    """P5, with a client that is watched."""
+    """P5, with a lease that is held twice, and a client that is watched."""
     app, lock = FastAPI(), other.lock("order:1")
 
-    @app.post("/{order_id}")
+    @app.post("/{order_id}", dependencies=[hold_lock("order:{order_id:int}", timeout=None, scope="request")])
     async def change(lease: OrderLease) -> None:
         await asyncio.sleep(0)
 
