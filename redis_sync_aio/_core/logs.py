@@ -324,6 +324,16 @@ def request_not_served(method: str, path: str, *errors: Exception) -> None:
     _warn("request_not_served", message, method=method, path=path, kind=type(errors[0]).__name__, why=why)
 
 
+def lease_ends_early(method: str, path: str, name: str, dependency: str) -> None:
+    """Log an endpoint whose lease ends before another dependency of it."""
+    message = (
+        "%(method)s %(path)s: the lease on %(lock)r ends before the dependency %(dependency)s, so it does not protect "
+        "what that writes after its yield. Put it after the lease, with Depends(%(dependency)s, scope='function'). If "
+        "it writes nothing there, say so: lifespan_of(..., may_outlive=[%(dependency)s])"
+    )
+    _warn("lease_ends_early", message, method=method, path=path, lock=name, dependency=dependency)
+
+
 # -- jobs --------------------------------------------------------------------------------------------------
 
 

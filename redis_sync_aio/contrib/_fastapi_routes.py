@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
 
 from fastapi import FastAPI, routing
 from fastapi.dependencies.models import Dependant
 from starlette.applications import Starlette
 from starlette.routing import Router
 
+from .._core import logs
 from . import _web
 
 HoldingOf: TypeAlias = Callable[[object], _web.Holding | None]
@@ -76,6 +78,49 @@ def _evaluates(text: str, function: Any) -> bool:
     except NameError:
         return False
     return True
+
+
+def check_ends(app: FastAPI, holding_of: HoldingOf, may_outlive: Collection[object]) -> None:
+    """Warn of leases that end before other dependencies, which may write at their end what the lease protects.
+
+    A session that commits after its ``yield`` does: then the next holder reads what was there before the commit.
+    """
+    for route in (route for one in applications(app) for route in _routes(one)):
+        for template, call in _too_early(route.dependant, holding_of):
+            if call not in may_outlive:
+                method = "/".join(sorted(route.methods)) if getattr(route, "methods", None) else "WEBSOCKET"
+                logs.lease_ends_early(method, route.path, template, getattr(call, "__qualname__", repr(call)))
+
+
+def _too_early(endpoint: Dependant, holding_of: HoldingOf) -> Iterator[tuple[str, object]]:
+    """Yield the templates of leases with the dependencies that end after them.
+
+    FastAPI leaves those with the scope "function" before the response, the others after it; in each of the two groups
+    it leaves first what it entered last. Holds of one name are one lease, which ends with the last of them.
+    """
+    entered = set[object]()
+    leases = dict[tuple[str, str], tuple[bool, int]]()
+    others = list[tuple[tuple[bool, int], object]]()
+    for place, it in enumerate(_all(endpoint)):
+        once = (it.call, it.scope)
+        if it is endpoint or not _has_end(it.call) or (it.use_cache and once in entered):
+            continue
+        entered.add(once)
+        end = (it.scope != "function", -place)
+        if (holding := holding_of(it.call)) is None:
+            others.append((end, it.call))
+        else:
+            name = (holding.kind, holding.template)
+            leases[name] = max(end, leases.get(name, end))
+    for (_, template), end in leases.items():
+        yield from ((template, call) for later, call in others if later > end)
+
+
+def _has_end(call: object) -> bool:
+    """Return whether a dependency has a ``yield``, so that FastAPI leaves it as a context manager."""
+    plain: Any = inspect.unwrap(call.func if isinstance(call, functools.partial) else cast("Any", call))
+    functions = (plain,) if isinstance(plain, type) else (plain, getattr(plain, "__call__", None))  # noqa: B004
+    return any(inspect.isgeneratorfunction(it) or inspect.isasyncgenfunction(it) for it in functions)
 
 
 def describe_answers(app: FastAPI, holding_of: HoldingOf) -> None:

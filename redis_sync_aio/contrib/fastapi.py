@@ -35,7 +35,7 @@ from .._coordinator import Coordinator
 from .._core.arguments import Seconds, one_of, options, require_bool, require_function
 from .._leases.lease import Lease
 from . import _web
-from ._fastapi_routes import applications, check_annotations, describe_answers
+from ._fastapi_routes import applications, check_annotations, check_ends, describe_answers
 from ._web import RequestName, Source, SyncState
 
 __all__ = ["Scope", "Source", "Sync", "SyncState", "answer_errors", "hold_lock", "hold_permit", "lifespan_of"]
@@ -46,8 +46,13 @@ Scope = Literal["function", "request"]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, object] | None]]
 
 
-def lifespan_of(source: Source, *others: Lifespan) -> Callable[[FastAPI], AbstractAsyncContextManager[SyncState]]:
+def lifespan_of(
+    source: Source, *others: Lifespan, may_outlive: Collection[Callable[..., object]] = ()
+) -> Callable[[FastAPI], AbstractAsyncContextManager[SyncState]]:
     """Return a lifespan that puts a client and its coordinator into the state: ``request.state.redis`` and ``.sync``.
+
+    When the application starts, it logs a warning (``lease_ends_early``) for each endpoint whose lease ends before
+    another dependency with ``yield``: a session that commits there is not protected by the lease any more.
 
     Args:
         source: One of three. A client: the lifespan makes a coordinator at the start and closes it at the end. A
@@ -55,6 +60,8 @@ def lifespan_of(source: Source, *others: Lifespan) -> Callable[[FastAPI], Abstra
             returned is closed at the end, including the client of a coordinator. A `Coordinator`: it is not closed.
         others: Other lifespans. They are entered in this order after the coordinator was made, and left before it is
             closed. What they yield is added to the state.
+        may_outlive: Dependencies with ``yield`` that may end after a lease, since they write nothing at their end that
+            it protects. There is no warning about them.
 
     Raises:
         TypeError: The source is none of these. At the start of the application: a route has a parameter whose
@@ -75,10 +82,12 @@ def lifespan_of(source: Source, *others: Lifespan) -> Callable[[FastAPI], Abstra
     _web.check_source(source)
     for other in others:
         require_function(other, "a lifespan")
+    harmless = [_callable(one, "may_outlive") for one in may_outlive]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[SyncState]:
         check_annotations(app)
+        check_ends(app, _holding_of, harmless)
         async with AsyncExitStack() as stack:
             state = await stack.enter_async_context(_web.running(source))
             for other in others:

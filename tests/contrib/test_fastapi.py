@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 from uuid import UUID
 
 import httpx
@@ -481,6 +482,127 @@ async def test_two_holds_of_a_name_in_a_request_are_one_lease_which_ends_with_th
             assert (await client.get("/1")).text == "held: True, permits: 0"
             await free(lock)
         assert (await client.post("/1")).status_code == 503
+
+
+# -- dependencies that end later -----------------------------------------------------------------------------
+
+
+class Session:
+    """A session as of a database: ``commit`` writes what it has changed, a few turns of the loop later."""
+
+    stock: ClassVar[dict[str, int]] = {}
+
+    def __init__(self) -> None:
+        self.changed: dict[str, int] = {}
+
+    async def commit(self, sync: Coordinator) -> None:
+        for _ in range(3):
+            await sync.client.ping()
+        self.stock.update(self.changed)
+
+
+async def session_of(sync: Sync) -> AsyncIterator[Session]:
+    session = Session()
+    yield session
+    await session.commit(sync)
+
+
+def timed() -> Iterator[None]:
+    yield
+
+
+Late = Annotated[Session, Depends(session_of)]
+Early = Annotated[Session, Depends(session_of, scope="function")]
+OneByOne = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=None)]
+UntilSent = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=None, scope="request")]
+
+
+async def late(lease: OneByOne, session: Late) -> None:
+    session.changed["sold"] = session.stock["sold"] + 1
+
+
+async def before(session: Early, lease: OneByOne) -> None:
+    await late(lease, session)
+
+
+async def late_before(session: Late, lease: UntilSent) -> None:
+    await late(lease, session)
+
+
+async def early(lease: OneByOne, session: Early) -> None:
+    await late(lease, session)
+
+
+async def until_sent(lease: UntilSent, session: Late) -> None:
+    await late(lease, session)
+
+
+@pytest.mark.parametrize("endpoint", [early, until_sent])
+async def test_an_endpoint_whose_session_commits_before_its_lease_ends_loses_no_update(
+    make_app: Callable[..., FastAPI], caplog: pytest.LogCaptureFixture, endpoint: Callable[..., Any]
+) -> None:
+    app = make_app()
+    app.post("/{order_id}")(endpoint)
+    Session.stock["sold"] = 0
+    async with uvicorn_of(app) as port, client_of(port) as client, asyncio.timeout(LONG):
+        answers = await asyncio.gather(*(client.post("/1") for _ in range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert Session.stock["sold"] == 8
+    assert early_ends(caplog) == []
+
+
+@pytest.mark.parametrize("endpoint", [late, before, late_before])
+async def test_an_endpoint_whose_lease_ends_before_its_session_commits_is_named_at_the_start(
+    server: EmbeddedServer, caplog: pytest.LogCaptureFixture, endpoint: Callable[..., Any]
+) -> None:
+    """Also in included routers and mounted applications. ``may_outlive`` says that it is meant."""
+    app, below, router = FastAPI(dependencies=[Depends(timed)]), FastAPI(), APIRouter()
+    router.post("/orders/{order_id}")(endpoint)
+    router.get("/orders/{order_id}")(until_sent)
+    app.include_router(router, prefix="/v1")
+    app.mount("/below", below)
+    below.websocket("/{order_id}")(endpoint)
+    async with lifespan_of(server.client, may_outlive=[timed])(app):
+        pass
+    assert early_ends(caplog) == [
+        ("POST", "/v1/orders/{order_id}", "order:{order_id:int}", "session_of"),
+        ("WEBSOCKET", "/{order_id}", "order:{order_id:int}", "session_of"),
+    ]
+    caplog.clear()
+    async with lifespan_of(server.client, may_outlive=[timed, session_of])(app):
+        assert early_ends(caplog) == []
+    with pytest.raises(TypeError, match="may_outlive must be a dependency"):
+        lifespan_of(server.client, may_outlive=["session_of"])  # type: ignore[list-item]
+
+
+async def test_holds_of_one_name_end_with_the_last_of_them_and_dependencies_that_end_earlier_do_not_count(
+    server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Timed:
+        def __call__(self) -> Iterator[None]:
+            yield
+
+    app = FastAPI(lifespan=lifespan_of(server.client))
+    held = hold_lock("order:{order_id:int}", timeout=None)
+    longer = hold_lock("order:{order_id:int}", timeout=None, scope="request")
+    instance, partial = Timed(), functools.partial(timed)
+    app.get("/a/{order_id}", dependencies=[longer, Depends(instance), held])(lambda: None)
+    app.get("/b/{order_id}", dependencies=[held, Depends(instance, scope="function"), Depends(current_user)])(
+        lambda: None
+    )
+    app.get("/c/{order_id}", dependencies=[Depends(Timed), Depends(partial), held])(lambda: None)
+    app.get(
+        "/d/{order_id}", dependencies=[Depends(instance, scope="function"), held, Depends(instance, scope="function")]
+    )(lambda: None)
+    app.get("/e", dependencies=[Depends(instance)])(lambda: None)
+    async with app.router.lifespan_context(app):
+        found = [(path, dependency) for _, path, _, dependency in early_ends(caplog)]
+    assert found == [("/c/{order_id}", repr(partial)), ("/d/{order_id}", repr(instance))]
+
+
+def early_ends(caplog: pytest.LogCaptureFixture) -> list[tuple[str, ...]]:
+    records = [record.__dict__ for record in caplog.records if getattr(record, "event", "") == "lease_ends_early"]
+    return [tuple(record[fact] for fact in ("method", "path", "lock", "dependency")) for record in records]
 
 
 # -- clients that go away ----------------------------------------------------------------------------------

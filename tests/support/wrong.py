@@ -370,6 +370,9 @@ LINES: dict[str, Callable[[], object]] = {
     "outcome_not_taken": lambda: logs.outcome_not_taken(NAME),
     "observer_failed": lambda: logs.observer_failed("<function observe>", KeyError("x")),
     "request_not_served": lambda: logs.request_not_served("POST", "/orders/42", Unreachable("Redis did not answer")),
+    "lease_ends_early": lambda: logs.lease_ends_early(
+        "POST", "/orders/{order_id}", "order:{order_id:int}", "get_session"
+    ),
     "undo_failed": lambda: _undo_failed(UndoFailed.of_steps([KeyError()], steps=2, lock=NAME)),
     "result_not_kept": lambda: logs.result_not_kept("payment:9f3", "{payment:9f3}:mark", TypeError("no JSON")),
     "undo_ended_late": lambda: logs.undo_ended_late(KeyError("x"), "refund"),
