@@ -181,11 +181,11 @@ async def held(watch: Watch, server: EmbeddedServer, number: int, ttl: float) ->
         async with watch.phase("renewing, and one of 0.1 s"):
             short = await AsyncLock(coordinator, "short", ttl=0.1).acquire()
             await asyncio.sleep(ttl)
-        if short.is_lost():
+        if short.lost:
             watch.phases[-1].name += " (lost)"
         async with watch.phase("reconnect"):
             await _cut(aside, coordinator, number)
-        assert not any(lease.is_lost() for lease in leases)
+        assert not any(lease.lost for lease in leases)
         async with watch.phase("closing"):
             await coordinator.aclose()
         over.set()
@@ -269,7 +269,7 @@ async def coordinators(watch: Watch, server: EmbeddedServer, number: int, ttl: f
             await _until(lambda: len(leases) == number)
         async with watch.phase("renewing"):
             await asyncio.sleep(ttl)
-        assert not any(lease.is_lost() for lease in leases)
+        assert not any(lease.lost for lease in leases)
         async with watch.phase("closing"):
             await _each(number, lambda one: made[one].aclose(), 20)
         over.set()

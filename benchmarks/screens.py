@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from redis_sync_aio import Coordinator, Lease, wait_until
+from redis_sync_aio import Coordinator, wait_until
 from redis_sync_aio.cli._doctor import command, groups
 from redis_sync_aio.cli._doctor.facts import Facts
 from redis_sync_aio.cli._doctor.findings import LEVELS, Finding
@@ -34,6 +34,7 @@ from redis_sync_aio.cli._session import connect
 from redis_sync_aio.cli._shared import Shared
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, inspect
+from redis_sync_aio.types import BaseLease
 
 ADDRESS = "redis-1:6379"
 STUCK = "orders:42"
@@ -68,7 +69,7 @@ class Scene:
         self._client = client
         self._processes = processes
         self._known: dict[str, tuple[str, int]] = {}  # by inbox
-        self._waiting: list[asyncio.Task[Lease]] = []
+        self._waiting: list[asyncio.Task[BaseLease]] = []
 
     async def set_up(self) -> None:
         """Acquire everything, and let requests wait; each is in the queue before the next one comes."""
@@ -79,7 +80,7 @@ class Scene:
             await lease.release()
         await self._client.set("import", "batch-7")
         await worker.lock(STUCK).acquire()
-        self._busy = await web.lock("orders:7").acquire()
+        self._busy: BaseLease = await web.lock("orders:7").acquire()
         for process in (web, other, worker):
             await process.semaphore("smtp", limit=3).acquire()
         await web.read_write_lock("catalogue").read().acquire()
@@ -100,7 +101,9 @@ class Scene:
         self._processes = [waiter, former, worker]
         self._next = await self._wait("orders:7", former.lock("orders:7").acquire)
 
-    async def _wait(self, name: str, acquire: Callable[[], Coroutine[object, object, Lease]]) -> asyncio.Task[Lease]:
+    async def _wait(
+        self, name: str, acquire: Callable[[], Coroutine[object, object, BaseLease]]
+    ) -> asyncio.Task[BaseLease]:
         before = await self._queued(name)
         task = asyncio.create_task(acquire())
         self._waiting.append(task)

@@ -22,8 +22,9 @@ import sys
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncReadWriteLock, Coordinator, Lease, LeaseLost, WouldDeadlock, wait_until
+from redis_sync_aio import AsyncReadWriteLock, Coordinator, LeaseLost, WouldDeadlock, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import GuardingLease
 
 PARTS = ("hosts", "limits", "texts")
 RELEASES, READERS = 12, 4
@@ -70,7 +71,7 @@ class Config:
     async def _load(self) -> list[int]:
         return [int(await self._redis.hget(f"config:{part}", "release") or 0) for part in PARTS]
 
-    async def _store(self, release: int, writer: Lease) -> None:
+    async def _store(self, release: int, writer: GuardingLease) -> None:
         for part in PARTS:
             if not await self._redis.eval(STORE, 1, f"config:{part}", str(writer.fence), str(release)):
                 raise LeaseLost(name=writer.name, reason="taken", fence=writer.fence)

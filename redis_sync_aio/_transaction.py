@@ -30,8 +30,8 @@ from ._core.backoff import Backoff
 from ._core.display import shown
 from ._core.keys import check_slot, lock_keys, turn_key
 from ._core.name_templates import check_template, names_from, signature_without_first
-from ._leases.lease import Lease, grant_of
-from ._primitives.multilock import AsyncMultiLock
+from ._leases.lease import grant_of
+from ._primitives.multilock import AsyncMultiLock, MultiLease
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
 from ._transactions.options import Committed, TransactionOptions
@@ -267,7 +267,7 @@ class LockTurn:
         self._client = client
         self._names = tuple(map(turn_key, keys))
         self.keys: tuple[bytes, ...] = tuple(lock_keys(name, prefix_of(client)).all[0] for name in self._names)
-        self._lease: Lease | None = None
+        self._lease: MultiLease | None = None
 
     @property
     def held(self) -> bool:

@@ -10,7 +10,7 @@ from ._core.arguments import Json, Name, Seconds
 from ._core.attached import Observer, PatternOf
 from ._core.keys import Engine
 from ._leases.hold import Acquiring, OnLost
-from ._leases.lease import LossEvent
+from ._leases.lease import BaseLease, GuardingLease
 from ._primitives.lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
 from ._primitives.semaphore import OnMismatch
 from ._recovery.undo import UndoStep
@@ -21,14 +21,15 @@ from .errors import LossReason
 __all__ = [
     "Acquiring",
     "Attempts",
+    "BaseLease",
     "Client",
     "ClientSource",
     "CoordinatorLike",
     "CoordinatorOptions",
     "Engine",
+    "GuardingLease",
     "HeldHere",
     "Json",
-    "LossEvent",
     "LossReason",
     "Name",
     "Observer",

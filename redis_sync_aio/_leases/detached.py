@@ -11,7 +11,7 @@ import binascii
 import hashlib
 
 from .._core.clock import now
-from .._core.keys import Keys, PermitKeys
+from .._core.keys import Keys
 from .grant import Grant
 from .manager import GrantManager
 from .terms import ENDLESS
@@ -20,20 +20,22 @@ MARK = "detached"
 """The beginning of the text."""
 
 
+def why_attached(grant: Grant) -> str | None:
+    """Return the reason why the lease of a lock or a semaphore cannot be detached; None: it can."""
+    if grant.identity is not None:
+        return "it has an identity. Acquire it by the same identity instead"
+    if type(grant) is not Grant:
+        return "tasks of this process share it. Acquire it by a lock without share=True"
+    return None
+
+
 async def detach(grant: Grant, ttl_ms: int | None) -> str:
     """Let go of ``grant``, with ``ttl_ms`` (None: its own ttl) from now on the server; see `Lease.detach`."""
     grant.check_context()
     manager = grant.manager
-    plain = type(grant) is Grant and isinstance(manager, GrantManager) and grant.group is None
-    keys = grant.keys
-    movable = keys.kind == "sem" if isinstance(keys, PermitKeys) else keys.family == "lock"
-    if not plain or grant.identity is not None or not movable:
-        raise ValueError(
-            f"the lease on {grant.name!r} cannot be detached: that is for plain leases of a lock or a semaphore, not "
-            "for those with an identity (acquire it by the same identity instead), with share=True, or of primitives "
-            "that are made of several"
-        )
-    assert isinstance(manager, GrantManager)
+    if (why := why_attached(grant)) is not None:
+        raise ValueError(f"the lease on {grant.name!r} cannot be detached: {why}")
+    assert isinstance(manager, GrantManager)  # that of a shared lease is another
     grant.check()
     left = grant.hold_limit - now()
     if ttl_ms is None and left < grant.ttl_ms / 1000:

@@ -40,7 +40,7 @@ L = TypeVar("L", bound=Face)
 T_co = TypeVar("T_co", bound="Face | None", covariant=True)
 
 OnLost: TypeAlias = Literal["cancel", "event"]
-"""The reaction to a loss: the body is cancelled, or only the event `Lease.lost` is set."""
+"""The reaction to a loss: the body is cancelled, or only `Lease.lost` becomes True."""
 
 
 class Acquiring(Coroutine[Any, Any, T_co]):
@@ -135,7 +135,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
         return lease
 
     def _lost(self) -> None:
-        """Cancel the body, unless a loss only sets the event `Lease.lost`."""
+        """Cancel the body, unless a loss only makes `Lease.lost` True."""
         task, grant = None if self._task is None else self._task(), self._grant
         if not self._cancels or task is None or task.done():
             return  # the task that entered has ended and cannot be cancelled; the exit raises LeaseLost

@@ -1,4 +1,8 @@
-"""Lease: what users have of a lock that they hold. It is the face of a grant."""
+"""Leases: what users have of a lock that they hold. Each is the face of a grant.
+
+Three classes, so that no lease has a method that cannot work: all leases are held, checked, extended and released; one
+server can guard writes; a lock and a semaphore can take up a lease that was detached.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +19,11 @@ from .hold import Acquiring, leave_unentered
 from .ownership import GrantGuard
 
 
-class LossEvent:
-    """An event that is set when the lease is lost. It stays set, and a release does not set it."""
+class BaseLease:
+    """Possession for a limited time, as the result of one ``acquire()``: what every lease shows.
 
-    __slots__ = ("_grant",)
-
-    def __init__(self, grant: Grant) -> None:
-        self._grant = grant
-
-    def is_set(self) -> bool:
-        """Return whether the lease is lost. Looks at the clock, so the answer is right even after a stall."""
-        return self._grant.is_lost()
-
-    async def wait(self) -> None:
-        """Wait until the lease has ended: until it is lost, or its release was confirmed. Safe to cancel.
-
-        A task that watches a lease therefore ends with it. Ask `is_set` which of the two happened.
-        """
-        await self._grant.wait_ended()
-
-
-class Lease:
-    """Possession of one lock for a limited time: the result of one ``acquire()``.
+    A [`GuardingLease`][redis_sync_aio.types.GuardingLease] has `transaction` in addition, and a
+    [`Lease`][redis_sync_aio.Lease] also `detach`.
 
     Guarantee: until `remaining` is 0 the server has granted the lock to nobody else, however late replies arrive and
     whatever the clocks of clients say. Three things can break it: another client writes the key, a failover loses the
@@ -59,7 +46,6 @@ class Lease:
     _grant: Grant
     _body: Acquiring[Self] | None = None
     """The body that was entered by the lease itself."""
-    _lost: LossEvent | None = None
 
     def __init__(self, grant: Grant, maker: ReferenceType[object]) -> None:
         """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
@@ -114,14 +100,31 @@ class Lease:
     # -- how long it lasts -----------------------------------------------------------------------------
 
     @property
-    def lost(self) -> LossEvent:
-        """The loss of the lease as an event: ``lost.is_set()``, and ``await lost.wait()``.
+    def lost(self) -> bool:
+        """True if the lease ended before its holder released it. It stays True, and a release does not set it.
 
-        It is set when the lease ends before its holder releases it, and stays set. ``wait()`` also ends with a release.
+        It looks at the clock, so it is right even if the event loop or the whole process was stopped meanwhile. Sends
+        no command.
         """
-        if self._lost is None:
-            self._lost = LossEvent(self._grant)
-        return self._lost
+        return self._grant.is_lost()
+
+    async def wait_lost(self) -> bool:
+        """Wait until the lease ends, and return True if it was lost, False if its release was confirmed.
+
+        A task that watches a lease therefore ends with it. Sends no command. Safe to cancel.
+
+        Raises:
+            WrongContext: The lease belongs to another event loop or process.
+
+        Example:
+            ```python
+            async with lock as lease:
+                watching = asyncio.create_task(lease.wait_lost())
+            assert not await watching
+            ```
+        """
+        await self._grant.wait_ended()
+        return self._grant.is_lost()
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid: 0.0 if it is not, inf without a ttl.
@@ -129,10 +132,6 @@ class Lease:
         It falls as time passes, and rises with each renewal. Sends no command.
         """
         return self._grant.remaining()
-
-    def is_lost(self) -> bool:
-        """Return whether the lease ended before its holder released it."""
-        return self._grant.is_lost()
 
     def check(self) -> None:
         """Raise if the lease is not held any more. Sends no command.
@@ -173,6 +172,59 @@ class Lease:
         await self._grant.extend(ttl_ms(ttl))
 
     # -- its use and its end ---------------------------------------------------------------------------
+
+    async def release(self) -> None:
+        """Give the lock back. The next waiter has it when this returns. Idempotent; one round trip.
+
+        If a body runs under the lease in another task, that body is cancelled and ends with LeaseLost (reason
+        "released").
+
+        Raises:
+            LeaseLost: The lease was lost before. Nothing was changed on the server: its present holder keeps it.
+            Unreachable: There was no answer, after retries. The lock ends with its ttl.
+            CommandRefused: The server answered with an error.
+            CoordinatorClosed: The coordinator was closed before the answer.
+            WrongContext: The lease belongs to another event loop or process.
+
+        After Unreachable and CommandRefused the lease is held until its deadline and not renewed. Call this method to
+        try again; `release` of the lock does not know the lease any more. (A writer's lease of an upgrade is lost
+        instead, and the reader's goes on.)
+
+        On cancellation the release goes on in the background and is never left half done. At the end of a body that
+        failed, the release is awaited for ``exit_timeout`` of the coordinator and then goes on in the background.
+        """
+        await self._grant.release()
+
+    async def __aenter__(self) -> Self:
+        """Enter the body.
+
+        Raises:
+            RuntimeError: A body runs under this lease already.
+            LeaseLost, NotHeld: The lease is not held any more.
+        """
+        if self._grant.body is not None:
+            raise RuntimeError(f"a body runs under the lease on {self.name!r} already: acquire another lease for this")
+        self._body = Acquiring(self._itself(), "cancel")
+        return await self._body.__aenter__()
+
+    async def _itself(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        body, self._body = self._body, None
+        if body is None:
+            await leave_unentered(repr(self), error)
+        else:
+            await body.__aexit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._grant.described()}>"
+
+
+class GuardingLease(BaseLease):
+    """A lease whose writes the server can guard: all of one server have it, so all but that of a Redlock."""
 
     def transaction(self) -> GuardedTransaction:
         """Return an async context manager for writes that happen only if the lease still holds at that moment.
@@ -221,27 +273,16 @@ class Lease:
         )
         return GuardedTransaction(servers_of(settings.client), guard)
 
-    async def release(self) -> None:
-        """Give the lock back. The next waiter has it when this returns. Idempotent; one round trip.
 
-        If a body runs under the lease in another task, that body is cancelled and ends with LeaseLost (reason
-        "released").
+class Lease(GuardingLease):
+    """Possession of a lock, or of permits of a semaphore, for a limited time: the result of one ``acquire()``.
 
-        Raises:
-            LeaseLost: The lease was lost before. Nothing was changed on the server: its present holder keeps it.
-            Unreachable: There was no answer, after retries. The lock ends with its ttl.
-            CommandRefused: The server answered with an error.
-            CoordinatorClosed: The coordinator was closed before the answer.
-            WrongContext: The lease belongs to another event loop or process.
-
-        After Unreachable and CommandRefused the lease is held until its deadline and not renewed. Call this method to
-        try again; `release` of the lock does not know the lease any more. (A writer's lease of an upgrade is lost
-        instead, and the reader's goes on.)
-
-        On cancellation the release goes on in the background and is never left half done. At the end of a body that
-        failed, the release is awaited for ``exit_timeout`` of the coordinator and then goes on in the background.
-        """
-        await self._grant.release()
+    Example:
+        ```python
+        async with lock.acquire(timeout=5) as lease:
+            await write_order(fence=lease.fence)
+        ```
+    """
 
     async def detach(self, ttl: Seconds | None = None) -> str:
         """Let go of the lease without releasing it, and return a token with which ``attach`` takes it up elsewhere.
@@ -268,34 +309,7 @@ class Lease:
         """
         return await detach(self._grant, None if ttl is None else ttl_ms(ttl))
 
-    async def __aenter__(self) -> Self:
-        """Enter the body.
 
-        Raises:
-            RuntimeError: A body runs under this lease already.
-            LeaseLost, NotHeld: The lease is not held any more.
-        """
-        if self._grant.body is not None:
-            raise RuntimeError(f"a body runs under the lease on {self.name!r} already: acquire another lease for this")
-        self._body = Acquiring(self._itself(), "cancel")
-        return await self._body.__aenter__()
-
-    async def _itself(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        body, self._body = self._body, None
-        if body is None:
-            await leave_unentered(repr(self), error)
-        else:
-            await body.__aexit__(kind, error, trace)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._grant.described()}>"
-
-
-def grant_of(lease: Lease) -> Grant:
+def grant_of(lease: BaseLease) -> Grant:
     """Return the grant that ``lease`` is the face of."""
     return lease._grant

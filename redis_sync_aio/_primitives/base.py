@@ -34,7 +34,7 @@ from .._leases.choice import to_release
 from .._leases.detached import token_of
 from .._leases.grant import Grant
 from .._leases.hold import Acquiring, LeaseContext
-from .._leases.lease import Lease
+from .._leases.lease import BaseLease
 from .._leases.tasks import current_ref
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
 from .._sharing.cohort import Cohort
@@ -46,7 +46,7 @@ from .options import LeaseOptions
 if TYPE_CHECKING:
     from .._core.observers import Observation
 
-L = TypeVar("L", bound=Lease)
+L = TypeVar("L", bound=BaseLease)
 
 SHOWN = 100
 """Most holders and waiters that statistics list."""
@@ -368,10 +368,8 @@ class Primitive(LeaseContext[L]):
         return acquire(resource, request)
 
 
-class PermitPrimitive(Primitive[Lease]):
+class PermitPrimitive(Primitive[L]):
     """Base of the primitives that consist of permits."""
-
-    _lease_type = Lease
 
     async def _view(self, shown: int = SHOWN) -> PermitsView:
         reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, shown, delivery))

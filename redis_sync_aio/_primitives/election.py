@@ -20,7 +20,7 @@ from .._core.keys import LABEL_MARK, Engine, Maker, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.replies import LockView, read_inspect
 from .._leases.hold import Acquiring
-from .._leases.lease import Lease
+from .._leases.lease import GuardingLease
 from .._transport.call import understood
 from ..errors import LeaseLost, Unreachable
 from .lock_base import LockBase
@@ -52,8 +52,11 @@ class Leader:
     term: int | None
 
 
-class Term(Lease):
-    """The time for which a process leads. It is a [`Lease`][redis_sync_aio.Lease] and all that a lease has."""
+class Term(GuardingLease):
+    """The time for which a process leads.
+
+    It is a [`GuardingLease`][redis_sync_aio.types.GuardingLease], and has all that such a lease has.
+    """
 
     @property
     def number(self) -> int:

@@ -11,7 +11,7 @@ from .._client.settings import Client
 from .._core.arguments import Name, Seconds, ttl_ms
 from .._core.display import shown, text
 from .._core.keys import gate_keys
-from .._leases.lease import Lease
+from .._leases.lease import BaseLease
 from ..errors import StaleFence
 
 __all__ = ["FenceGate"]
@@ -67,7 +67,7 @@ class FenceGate:
         self._keys = keys_of(client, name, gate_keys).by("lua")
         self._keep_ms = ttl_ms(keep, "keep")
 
-    async def accept(self, fence: int | Lease) -> None:
+    async def accept(self, fence: int | BaseLease) -> None:
         """Pass the gate, or raise StaleFence if a later holder has passed it. One round trip.
 
         The same fence may pass any number of times.
@@ -108,16 +108,16 @@ class FenceGate:
         return f"<FenceGate {self.name!r} keep={self._keep_ms / 1000}>"
 
 
-def _fence(value: int | Lease) -> int:
+def _fence(value: int | BaseLease) -> int:
     if fences := getattr(value, "fences", None):  # a lease over several locks
         known = ", ".join(map(repr, fences))
         raise TypeError(
             f"fence must be that of one lock; this lease has one for each of {known}. Pass the one of the lock that "
             'protects the resource, as in accept(lease.fences["a"])'
         )
-    number = value.fence if isinstance(value, Lease) else value
+    number = value.fence if isinstance(value, BaseLease) else value
     if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"fence must be a Lease or the whole number in its fence, not {shown(value)}")
+        raise TypeError(f"fence must be a lease or the whole number in its fence, not {shown(value)}")
     if not 0 < number < BELOW:
         raise ValueError(f"fence must be between 0 and 10^16, both excluded, not {shown(number)}")
     return number

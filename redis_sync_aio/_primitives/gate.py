@@ -10,6 +10,7 @@ from .._client.settings import Client
 from .._core.arguments import Name, Seconds
 from .._core.keys import CLOSED, Engine, PermitKind, permit_keys
 from .._leases.grant import Grant
+from .._leases.lease import BaseLease
 from .._scripts.constants import TEN_YEARS_MS, TOMBSTONE_MS
 from ..errors import AcquireTimeout
 from .base import PermitPrimitive
@@ -25,7 +26,7 @@ class Pass(Grant):
     protects = reports_loss = False
 
 
-class Gate(PermitPrimitive):
+class Gate(PermitPrimitive[BaseLease]):
     """A gate lets in nobody, or everybody. A waiter that was let in gives its permit back immediately."""
 
     _weight = 1

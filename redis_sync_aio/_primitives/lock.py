@@ -65,7 +65,7 @@ class AsyncLock(PlainLock):
         max_hold: How long a lease is renewed: seconds or timedelta, 0.01 to ten years. After that the lease is lost.
             None: no limit. With ``ttl=None`` it is the ttl.
         on_lost: "cancel" (default): the loss of the lease cancels the body of ``async with``. "event": the loss only
-            sets ``lease.lost``. In both cases the end of the body raises LeaseLost.
+            makes ``lease.lost`` True. In both cases the end of the body raises LeaseLost.
         engine: How decisions are made. "auto" (default): Lua scripts on the server, or WATCH, MULTI and EXEC where
             scripts are not allowed (a warning is logged). "watch": always WATCH, which costs one more round trip for
             each decision. "lua": always scripts; CommandRefused where they are not allowed. All of them work on the

@@ -9,12 +9,12 @@ from typing import TypeVar
 from .._acquire.waits import data_in
 from .._core.display import text
 from .._engine.replies import read_inspect
-from .._leases.lease import Lease
+from .._leases.lease import BaseLease, Lease
 from .._transport.call import understood
 from ..errors import CommandRefused, Unreachable
 from .base import SHOWN, Primitive
 
-L = TypeVar("L", bound=Lease)
+L = TypeVar("L", bound=BaseLease)
 
 
 @dataclass(frozen=True, slots=True)

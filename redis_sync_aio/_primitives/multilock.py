@@ -21,7 +21,7 @@ from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.choice import to_release
 from .._leases.grant import Grant
 from .._leases.hold import Acquiring, LeaseContext, OnLost
-from .._leases.lease import Lease
+from .._leases.lease import GuardingLease
 from ..errors import AcquireTimeout
 from .followed import followed
 from .lease_group import GroupGrant, LeaseGroup
@@ -41,7 +41,7 @@ class MultiGrant(GroupGrant):
         return ", ".join(one.name for one in self.lease_group.members)
 
 
-class MultiLease(Lease):
+class MultiLease(GuardingLease):
     """One lease over several locks: the result of `AsyncMultiLock.acquire`.
 
     It lasts until the earliest deadline of the locks, is lost when one of them is lost, and is released as a whole.

@@ -19,9 +19,8 @@ from .._core.keys import Engine, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.choice import to_release
 from .._leases.hold import Acquiring, LeaseContext, OnLost
-from .._leases.lease import Lease
-from .._transactions.guarded import GuardedTransaction
-from ..errors import AcquireTimeout, TransactionMisuse
+from .._leases.lease import BaseLease
+from ..errors import AcquireTimeout
 from .followed import followed
 from .independent import check_apart, several
 from .lease_group import LeaseGroup
@@ -32,11 +31,12 @@ from .options import LeaseOptions
 __all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
 
 
-class RedlockLease(Lease):
+class RedlockLease(BaseLease):
     """One lease on a majority of servers: the result of `AsyncRedlock.acquire`.
 
     It is held as long as a majority holds it, less the allowance for fast clocks. ``fence`` rises from one lease to the
     next, whichever servers granted it. ``token`` has the tokens of all servers that granted it, separated by spaces.
+    It guards no transaction: no server can compare the tokens of all and write in one step.
     """
 
     def __init__(self, grant: RedlockGrant, maker: ReferenceType[object]) -> None:
@@ -48,10 +48,6 @@ class RedlockLease(Lease):
     def held_on(self) -> int:
         """The number of servers that hold the lease, as far as this process knows. It falls as servers lose it."""
         return len(self._group.held())
-
-    def transaction(self) -> GuardedTransaction:
-        """Raise TransactionMisuse: no server can compare the token and write in one step for all of them."""
-        raise TransactionMisuse.several_servers(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from .._core.arguments import Name, Seconds
 from .._core.keys import Engine, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.hold import Acquiring, LeaseContext, OnLost
-from .._leases.lease import Lease
+from .._leases.lease import GuardingLease
 from .._leases.tasks import ended
 from ..errors import AcquireTimeout, NotHeld, WrongContext
 from .lease_group import GroupGrant, LeaseGroup
@@ -23,7 +23,7 @@ from .options import LeaseOptions
 __all__ = ["AsyncReentrantLock"]
 
 
-class AsyncReentrantLock(LeaseContext[Lease]):
+class AsyncReentrantLock(LeaseContext[GuardingLease]):
     """A fair lock that its holder may acquire again: for helpers that lock and call each other.
 
     Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock]. It is the same lock as an `AsyncLock` of that name,
@@ -94,7 +94,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, identity: Hashable | None = None
-    ) -> Acquiring[Lease]:
+    ) -> Acquiring[GuardingLease]:
         """Return a lease: immediately and without a command if the owner holds the lock, otherwise in its turn.
 
         Each call returns a lease of its own; all have the same fence and token. Releasing one releases none of the
@@ -118,7 +118,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         self._check_identity(identity)
         return Acquiring(self._acquired(request, identity), self._on_lost)
 
-    async def _acquired(self, request: Request, identity: Hashable | None) -> Lease:
+    async def _acquired(self, request: Request, identity: Hashable | None) -> GuardingLease:
         key = self._key(identity)
         if (group := LeaseGroup.find(key)) is not None:
             return self._owned(group, identity)
@@ -130,7 +130,9 @@ class AsyncReentrantLock(LeaseContext[Lease]):
             raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
         return self._owned(LeaseGroup(key, (grant,)), identity)
 
-    def try_acquire(self, *, ttl: Seconds | None = None, identity: Hashable | None = None) -> Acquiring[Lease | None]:
+    def try_acquire(
+        self, *, ttl: Seconds | None = None, identity: Hashable | None = None
+    ) -> Acquiring[GuardingLease | None]:
         """Return a lease, or None if others hold the lock or wait for it. One round trip, or none as for `acquire`.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
@@ -139,7 +141,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         self._check_identity(identity)
         return Acquiring(self._tried(request, identity), self._on_lost)
 
-    async def _tried(self, request: Request, identity: Hashable | None) -> Lease | None:
+    async def _tried(self, request: Request, identity: Hashable | None) -> GuardingLease | None:
         key = self._key(identity)
         if (group := LeaseGroup.find(key)) is not None:
             return self._owned(group, identity)
@@ -195,12 +197,12 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _owned(self, group: LeaseGroup, identity: Hashable | None) -> Lease:
+    def _owned(self, group: LeaseGroup, identity: Hashable | None) -> GuardingLease:
         """Return one lease more. A lease of a named owner does not belong to the task that acquires it."""
         share = group.enter(GroupGrant)
         if identity is not None:
             share.acquirer = None
-        return Lease(share, self._itself)
+        return GuardingLease(share, self._itself)
 
     def _left_behind(self) -> list[GroupGrant]:
         """Return the leases of tasks that have ended, as `asyncio.wait_for` of Python 3.11 makes for each acquire."""

@@ -14,7 +14,7 @@ from .._core.keys import Engine, PermitKeys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.grant import Grant
 from .._leases.hold import Acquiring, OnLost
-from .._leases.lease import Lease, grant_of
+from .._leases.lease import BaseLease, GuardingLease, grant_of
 from .._scripts.constants import WRITER_WEIGHT
 from ..errors import WouldDeadlock
 from .base import PermitPrimitive
@@ -45,7 +45,7 @@ class ReadWriteStatistics:
     waiting: tuple[tuple[str, str], ...]
 
 
-class Side(PermitPrimitive):
+class Side(PermitPrimitive[GuardingLease]):
     """The readers' or the writers' side of a read/write lock: acquired like an `AsyncLock`.
 
     Made by `AsyncReadWriteLock.read` and `AsyncReadWriteLock.write`. It has `acquire`, `try_acquire`, `wrap`
@@ -53,6 +53,7 @@ class Side(PermitPrimitive):
     it up on whichever side it is.
     """
 
+    _lease_type = GuardingLease
     _limit = WRITER_WEIGHT
     _keys: PermitKeys
 
@@ -191,7 +192,7 @@ class AsyncReadWriteLock:
         """
         return self._write
 
-    def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Acquiring[Lease]:
+    def upgrade(self, lease: GuardingLease, *, timeout: Seconds | None = None) -> Acquiring[GuardingLease]:
         """Return an async context manager in whose body a reader is the writer. Afterwards it reads again.
 
         Entering waits until the other readers are gone, ahead of everybody else in the queue. Nobody writes in between,
@@ -217,7 +218,7 @@ class AsyncReadWriteLock:
         self._check_lease(lease, "reader")
         return self._upgrade.upgrade(lease, timeout)
 
-    async def downgrade(self, lease: Lease) -> None:
+    async def downgrade(self, lease: GuardingLease) -> None:
         """Turn the lease of a writer into one of a reader, without a gap.
 
         Readers at the head of the queue get in immediately.
@@ -240,8 +241,8 @@ class AsyncReadWriteLock:
         self._check_lease(lease, "writer")
         await self._upgrade.downgrade(grant_of(lease))
 
-    def _check_lease(self, lease: Lease, what: str) -> None:
-        if not isinstance(lease, Lease):  # for callers without a type checker
+    def _check_lease(self, lease: GuardingLease, what: str) -> None:
+        if not isinstance(lease, BaseLease):  # for callers without a type checker
             raise TypeError(f"lease must be a {what}'s lease of {self.name!r}, not {lease!r}")
 
     async def statistics(self) -> ReadWriteStatistics:

@@ -95,7 +95,7 @@ class _Refusal:
         )
 
 
-class AsyncSemaphore(PermitPrimitive):
+class AsyncSemaphore(PermitPrimitive[Lease]):
     """A fair, weighted semaphore: each permit is a lease, and the limit is one that all processes agree on.
 
     Guarantees:
@@ -155,6 +155,7 @@ class AsyncSemaphore(PermitPrimitive):
 
     _weight = 1
 
+    _lease_type = Lease
     _kind = "semaphore"
 
     @explains_words_of_redis_py

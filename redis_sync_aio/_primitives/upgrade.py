@@ -13,7 +13,7 @@ from .._core.keys import PermitKeys, upgrade_keys
 from .._engine.replies import Answer
 from .._leases.grant import Grant
 from .._leases.hold import Acquiring, OnLost
-from .._leases.lease import Lease, grant_of
+from .._leases.lease import GuardingLease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.permit_grant import UpgradedGrant
 from .._leases.terms import HELD, LeaseState
@@ -27,19 +27,19 @@ from .followed import followed
 class Upgrader:
     """Upgrades readers. The lease of the writer has the token of the reader, and its release is a downgrade."""
 
-    def __init__(self, read: PermitPrimitive, keys: PermitKeys, on_lost: OnLost) -> None:
+    def __init__(self, read: PermitPrimitive[GuardingLease], keys: PermitKeys, on_lost: OnLost) -> None:
         self._read = read
         self._on_lost: OnLost = on_lost
         self._keys = upgrade_keys(keys)
 
-    def upgrade(self, reader: Lease, timeout: Seconds | None) -> Acquiring[Lease]:
+    def upgrade(self, reader: GuardingLease, timeout: Seconds | None) -> Acquiring[GuardingLease]:
         limit, lease = timeout_seconds(timeout), grant_of(reader)
 
-        async def enter() -> Lease:
+        async def enter() -> GuardingLease:
             hub, upgrading = self._read._at_work(), partial(self._upgraded, lease, limit)
             upgraded = await followed(hub, "write", (lease.name,), upgrading, waits=limit != 0)
             assert upgraded is not None  # it raises where there is no grant
-            return Lease(upgraded, self._read._itself)
+            return GuardingLease(upgraded, self._read._itself)
 
         return Acquiring(enter(), self._on_lost)
 

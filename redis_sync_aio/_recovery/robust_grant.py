@@ -13,7 +13,7 @@ from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._engine.commands import Delivery
 from .._leases.grant import Grant
-from .._leases.lease import Lease
+from .._leases.lease import GuardingLease
 from .record import Abandoned, WorkRecord
 from .undo import UndoStep, compensate
 
@@ -39,10 +39,10 @@ class RobustGrant(Grant):
         return () if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
 
 
-class RobustLease(Lease):
+class RobustLease(GuardingLease):
     """A lease of an `AsyncRobustLock`. Its record outlives it if it ends without a clean release.
 
-    It is a [`Lease`][redis_sync_aio.Lease] and has all that a lease has.
+    It is a [`GuardingLease`][redis_sync_aio.types.GuardingLease], and has all that such a lease has.
     """
 
     def __init__(self, grant: RobustGrant, maker: ReferenceType[object]) -> None:

@@ -183,11 +183,3 @@ class TransactionMisuse(SyncError, RuntimeError):
         )
 
     # -- the guard -------------------------------------------------------------------------------------
-
-    @staticmethod
-    def several_servers(name: str) -> TransactionMisuse:
-        """Return the error for a transaction guarded by the lease on ``name``, which several servers gave."""
-        return TransactionMisuse(
-            f"{name!r} is held on several servers, so no transaction of one of them can be guarded by it: let what is "
-            "written compare lease.fence"
-        )

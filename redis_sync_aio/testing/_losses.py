@@ -17,7 +17,7 @@ from .._core.arguments import Name, Seconds, ttl_ms
 from .._core.display import shown
 from .._core.keys import PermitKeys
 from .._leases.grant import Grant
-from .._leases.lease import Lease, grant_of
+from .._leases.lease import BaseLease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.terms import HELD
 from .._primitives.lock import AsyncLock
@@ -25,7 +25,7 @@ from ..errors import LeaseLost, LossReason
 from . import _causes
 
 
-async def lose(lease: Lease, reason: LossReason = "taken") -> None:
+async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
     """Make ``lease`` lost for ``reason``, and return when it is.
 
     The loss is not simulated: its cause happens, within half a second.
@@ -63,8 +63,8 @@ async def lose(lease: Lease, reason: LossReason = "taken") -> None:
     """
     if reason not in get_args(LossReason):
         raise ValueError(f"reason is one of {', '.join(get_args(LossReason))}; not {reason!r}")
-    if not isinstance(lease, Lease):
-        raise TypeError(f"lease must be a Lease, not {shown(lease)}")
+    if not isinstance(lease, BaseLease):
+        raise TypeError(f"lease must be a lease, not {shown(lease)}")
     grant = grant_of(lease)
     grant.check()
     if reason == "released":
@@ -113,7 +113,7 @@ def freeze_renewals(source: Client | CoordinatorLike) -> AbstractContextManager[
 
         with freeze_renewals(sync):
             lease = await sync.lock("orders:42", ttl=0.5).acquire()
-            await lease.lost.wait()
+            await lease.wait_lost()
         ```
     """
     return _Frozen(_frozen(source))

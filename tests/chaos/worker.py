@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, LeaderElection, Lease, LeaseLost
+from redis_sync_aio import AsyncLock, Coordinator, LeaderElection, LeaseLost
+from redis_sync_aio.types import BaseLease
 
 from ..support.balance import Ledger
 from ..support.inside import Engine, Resource, now
@@ -36,7 +37,7 @@ Doom = Literal["outside", "inside", "granted", "waiting"]
 """Where a worker dies: anywhere, by the parent's hand; by its own: in a section that has begun; when a grant has
 arrived, before anything is made of it; when the server has queued it."""
 
-Enter = Callable[..., AbstractAsyncContextManager[Lease]]
+Enter = Callable[..., AbstractAsyncContextManager[BaseLease]]
 """What makes the context of a section."""
 
 COMMIT = """
@@ -164,7 +165,7 @@ class Worker:
                 tell(worker=self.job.number, error=f"{type(error).__name__}: {error}", name=name, asked=asked)
 
     async def section(self, name: str, hold: Enter, asked: int) -> None:
-        lease: Lease | None = None
+        lease: BaseLease | None = None
         where = "body"
         try:
             async with hold(timeout=self.job.patience) as lease:
@@ -181,7 +182,7 @@ class Worker:
                     await self.commit("end", lease, asked)
                 where = "release"
         except BaseException:
-            if lease is not None and lease.is_lost():
+            if lease is not None and lease.lost:
                 await self.lost(lease, where)
             raise
         self.sections += 1
@@ -192,14 +193,14 @@ class Worker:
             return self.random.uniform(0.3, 1.5) * self.job.ttl
         return self.random.uniform(0, 0.03)
 
-    async def commit(self, kind: str, lease: Lease, asked: int) -> bool:
+    async def commit(self, kind: str, lease: BaseLease, asked: int) -> bool:
         """Write to the resource; return whether it took it. A refusal while the lease is held is an overlap."""
         at = wall()
         lease.check()  # so it was held at `at`
         refusal = await self.write(kind, lease, at)
         if refusal is None:
             return True
-        held = not lease.is_lost()  # still
+        held = not lease.lost  # still
         refused = wall()
         if held:  # ends by the next renewal at the latest
             async with asyncio.timeout(self.job.patience):
@@ -208,7 +209,7 @@ class Worker:
         lease.check()
         return False
 
-    async def write(self, kind: str, lease: Lease, at: int) -> dict[str, object] | None:
+    async def write(self, kind: str, lease: BaseLease, at: int) -> dict[str, object] | None:
         """Write to the resource; return what is to be told if it refuses."""
         name, job = lease.name, self.job
         keys = f"log:{name}", f"last:{name}"
@@ -221,15 +222,15 @@ class Worker:
             "since": int(since), "token": token,
         }  # fmt: skip
 
-    async def overtaken(self, lease: Lease) -> None:
+    async def overtaken(self, lease: BaseLease) -> None:
         """Wait until the lease is lost, with no regard to the cancellation that this causes."""
         try:
-            await lease.lost.wait()
+            await lease.wait_lost()
         except asyncio.CancelledError:
-            if not lease.is_lost():
+            if not lease.lost:
                 raise
 
-    async def lost(self, lease: Lease, where: str) -> None:
+    async def lost(self, lease: BaseLease, where: str) -> None:
         """Tell of a lost lease, and write once more, as who does not look would: that is what fences are for."""
         at, late, lag = wall(), now() - lease._grant.deadline, max(self.lags)
         refusal = await self.write("late", lease, at)

@@ -17,9 +17,9 @@ from redis_sync_aio import (
     AsyncSemaphore,
     CommandRefused,
     Coordinator,
-    Lease,
     wait_until,
 )
+from redis_sync_aio.types import GuardingLease
 
 from ..support.body import FAST, waits
 from ..support.clusters import SOON, Nodes, moved_back, processes
@@ -33,7 +33,7 @@ BRIEF = 2.0
 RENEWALS = 4
 """So many take longer than a ttl."""
 
-Take = Callable[[Coordinator, str, Any, float], Awaitable[Lease]]
+Take = Callable[[Coordinator, str, Any, float], Awaitable[GuardingLease]]
 
 
 def side(sync: Coordinator, name: str, engine: Any, ttl: float = TTL) -> AsyncReadWriteLock:
@@ -69,7 +69,7 @@ GROUPS = {
 }
 
 
-async def renewed(lease: Lease, times: int = RENEWALS) -> None:
+async def renewed(lease: GuardingLease, times: int = RENEWALS) -> None:
     """Return when it was renewed so many times."""
     for _ in range(times):
         before = lease._grant.deadline

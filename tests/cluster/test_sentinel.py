@@ -78,7 +78,7 @@ async def test_p8_d4_d6_a_grant_that_was_not_replicated(tmp_path: Path) -> None:
         granted = now()
         assert granted - await switched <= BOUND
         assert following.fence > lease.fence
-        await asyncio.wait_for(lease.lost.wait(), 10 / 3)
+        await asyncio.wait_for(lease.wait_lost(), 10 / 3)
         assert lease._grant.reason in ("expired", "taken")  # looked at before, or after, the other had it
         following.check()
         await following.release()

@@ -17,8 +17,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import ConnectionPool, Redis, UnixDomainSocketConnection
 
-from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, CoordinatorClosed, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, CoordinatorClosed, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST
 from ..support.factories import Kind, holder
@@ -37,7 +38,7 @@ class Arena:
         self.kind = kind
         self.lock = kind.make(sync, NAME, ttl=30)
         self.redis = redis
-        self.holder: Lease | None = None
+        self.holder: BaseLease | None = None
         self.helpers: list[asyncio.Task[None]] = []
 
     async def hold(self) -> None:
@@ -45,7 +46,7 @@ class Arena:
         self.holder = await self.lock.acquire(timeout=5)
         self.helpers.append(asyncio.create_task(self._let_go(self.holder)))
 
-    async def _let_go(self, holder: Lease) -> None:
+    async def _let_go(self, holder: BaseLease) -> None:
         fast = Backoff(initial=0.001, cap=0.002)
         await wait_until(self._somebody_waits, fast, timeout=5)
         await holder.release()

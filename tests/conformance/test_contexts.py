@@ -18,13 +18,13 @@ from redis.asyncio import Redis
 from redis_sync_aio import (
     AcquireTimeout,
     Coordinator,
-    Lease,
     LeaseLost,
     NotHeld,
     SyncError,
     WrongKeyType,
     wait_until,
 )
+from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
@@ -57,7 +57,7 @@ async def in_other_task(run: Callable[[], Awaitable[object]]) -> None:
 
 
 @pytest_asyncio.fixture
-async def held(lock: Exclusive) -> AsyncIterator[Lease]:
+async def held(lock: Exclusive) -> AsyncIterator[BaseLease]:
     """A lease for the duration of a test: pytest-asyncio tears it down in another task."""
     async with lock as lease:
         yield lease
@@ -65,14 +65,14 @@ async def held(lock: Exclusive) -> AsyncIterator[Lease]:
 
 
 @pytest_asyncio.fixture
-async def held_and_lost(lock: Exclusive) -> AsyncIterator[Lease]:
+async def held_and_lost(lock: Exclusive) -> AsyncIterator[BaseLease]:
     """A lease that the test loses: the tear-down says so."""
     with pytest.raises(LeaseLost):
         async with lock.acquire() as lease:
             yield lease
 
 
-async def test_p7_lease_of_a_fixture(held: Lease, lock: Exclusive) -> None:
+async def test_p7_lease_of_a_fixture(held: BaseLease, lock: Exclusive) -> None:
     """The fixture's lease is held in the test, by nobody's current task."""
     held.check()
     assert await holder(lock) == held.token
@@ -80,7 +80,7 @@ async def test_p7_lease_of_a_fixture(held: Lease, lock: Exclusive) -> None:
         await lock.acquire(timeout=0)
 
 
-async def test_p7_lease_of_a_fixture_is_lost(held_and_lost: Lease) -> None:
+async def test_p7_lease_of_a_fixture_is_lost(held_and_lost: BaseLease) -> None:
     """P7: the task that entered is gone, so nobody is cancelled; the tear-down raises LeaseLost."""
     held_and_lost._grant.lose("taken")
     await assert_undisturbed()
@@ -140,7 +140,7 @@ async def test_p7_cancelled_where_it_is_left_and_lost(lock: Exclusive) -> None:
 
 
 async def test_p7_async_generator_closed_by_another_task(lock: Exclusive) -> None:
-    async def generate() -> AsyncGenerator[Lease, None]:
+    async def generate() -> AsyncGenerator[BaseLease, None]:
         async with lock as lease:
             yield lease
 
@@ -156,7 +156,7 @@ async def test_p7_asynccontextmanager(lock: Exclusive, ends: str) -> None:
     """P7: through contextlib.asynccontextmanager the same comes out as without it."""
 
     @asynccontextmanager
-    async def wrapped() -> AsyncIterator[Lease]:
+    async def wrapped() -> AsyncIterator[BaseLease]:
         async with lock as lease:
             yield lease
 
@@ -183,7 +183,7 @@ async def test_p7_asynccontextmanager(lock: Exclusive, ends: str) -> None:
 
 async def test_p1_one_object_shared_by_many_tasks(lock: Exclusive) -> None:
     """P1: `async with lock` in every task gives each its own lease, one after the other."""
-    inside: list[Lease] = []
+    inside: list[BaseLease] = []
     fences: list[int] = []
 
     async def work() -> None:
@@ -206,7 +206,7 @@ async def test_p1_one_object_shared_by_many_tasks(lock: Exclusive) -> None:
 async def test_p1_the_right_lease_for_the_right_task(kind: Kind, lock: Exclusive, redis: Redis, first_out: str) -> None:
     """P1, P7: a loser that still runs and the next holder, both in `async with` of one object."""
     go = {"loser": asyncio.Event(), "holder": asyncio.Event()}
-    leases: dict[str, Lease] = {}
+    leases: dict[str, BaseLease] = {}
 
     async def work(who: str) -> None:
         async with lock as lease:
@@ -253,7 +253,7 @@ async def test_p1_left_by_a_stranger_nothing_is_ended(kind: Kind, lock: Exclusiv
     (lost,) = lock._resource().leases
     lost.lose("expired")
 
-    async def hold() -> Lease:
+    async def hold() -> BaseLease:
         async with lock as lease:
             with pytest.raises(RuntimeError, match=r"enter acquire\(\)"):
                 await asyncio.create_task(stack.aclose())

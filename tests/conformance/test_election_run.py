@@ -130,7 +130,7 @@ async def test_a_lost_term_cancels_the_work_and_stands_again(
             await work.in_term(2)
         first, second = work.terms
         assert work.cancelled == 1
-        assert first.lost.is_set()
+        assert first.lost
         assert second.number > first.number
         [said] = [record for record in caplog.records if getattr(record, "event", "") == "stands_again"]
         assert "this process does not lead in 'scheduler', and stands again in 0.0" in said.getMessage()

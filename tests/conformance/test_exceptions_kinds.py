@@ -10,7 +10,8 @@ from typing import Any, TypeAlias, cast
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncRedlock, AsyncReentrantLock, Coordinator, Lease, wait_until
+from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncRedlock, AsyncReentrantLock, Coordinator, wait_until
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST
 from ..support.factories import LockKind
@@ -26,7 +27,7 @@ class Nested:
         self._lock = AsyncReentrantLock(sync, suite.NAME, on_lost=on_lost)
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Lease]:
+    async def acquire(self) -> AsyncIterator[BaseLease]:
         async with self._lock.acquire(), self._lock.acquire() as inner:
             yield inner
 

@@ -18,8 +18,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, Lease, LeaseLost, wait_until
+from redis_sync_aio import Coordinator, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
 from ..support.exception_races import NAME, later, this_task
@@ -233,7 +234,7 @@ async def test_p7_loss_inside(
 ) -> None:
     """P6, P7: a real loss interrupts whatever the body is in, and leaves as a bare LeaseLost."""
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: BaseLease) -> None:
         await kind.take_over(redis, NAME)
         await inside()
 
@@ -248,7 +249,7 @@ async def test_p7_loss_meets_a_timeout_of_the_body(
 ) -> None:
     """P7: a timeout inside the body that ends in the same turn neither hides the loss nor leaves a trace."""
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: BaseLease) -> None:
         if timeouts == "anyio":
             with anyio.move_on_after(60) as scope:
                 actions = [lambda: lease._grant.lose("taken"), scope.cancel]

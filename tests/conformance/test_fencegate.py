@@ -22,10 +22,10 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     FenceGate,
-    Lease,
     StaleFence,
     WrongKeyType,
 )
+from redis_sync_aio.types import GuardingLease
 
 from ..support.inside import gate_keys
 
@@ -146,7 +146,7 @@ async def test_a_lease_over_several_locks_says_which_fence_to_pass(gate: FenceGa
 async def test_a_lease_of_one_name_passes_whatever_its_kind(gate: FenceGate, sync: Coordinator, kind: str) -> None:
     rw = AsyncReadWriteLock(sync, "rw")
     async with AsyncExitStack() as stack:
-        make: dict[str, Callable[[], Awaitable[Lease]]] = {
+        make: dict[str, Callable[[], Awaitable[GuardingLease]]] = {
             "robust": lambda: AsyncRobustLock(sync, NAME).acquire(),
             "reentrant": lambda: stack.enter_async_context(AsyncReentrantLock(sync, NAME)),
             "writer": lambda: rw.write().acquire(),
@@ -158,7 +158,7 @@ async def test_a_lease_of_one_name_passes_whatever_its_kind(gate: FenceGate, syn
         assert await gate.highest() == lease.fence
 
 
-async def _upgraded(rw: AsyncReadWriteLock, stack: AsyncExitStack) -> Lease:
+async def _upgraded(rw: AsyncReadWriteLock, stack: AsyncExitStack) -> GuardingLease:
     return await stack.enter_async_context(rw.upgrade(await rw.read().acquire()))
 
 

@@ -17,9 +17,10 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, NotHeld, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
+from redis_sync_aio.types import GuardingLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
 from ..support.factories import KINDS, LOCK, Kind
@@ -64,17 +65,17 @@ async def holder(kind: Kind, redis: Redis) -> tuple[object, bool]:
     return await kind.token(redis, NAME), await kind.left_ms(redis, NAME) > 0
 
 
-async def gone(kind: Kind, redis: Redis, lease: Lease) -> bool:
+async def gone(kind: Kind, redis: Redis, lease: GuardingLease) -> bool:
     """The server dropped the lease. Its deadline is a little later than ours, by the way of the request."""
     return await kind.token(redis, NAME) != lease.token.encode()
 
 
-async def assert_lost(kind: Kind, lease: Lease, reason: LossReason, redis: Redis) -> None:
+async def assert_lost(kind: Kind, lease: GuardingLease, reason: LossReason, redis: Redis) -> None:
     """Everything a lease can be asked says that it is lost, and asking changes nothing on the server."""
     await wait_until(lambda: gone(kind, redis, lease), FAST, timeout=5)
     before = await holder(kind, redis)
-    assert lease.lost.is_set()
-    await asyncio.wait_for(lease.lost.wait(), 1)
+    assert lease.lost
+    await asyncio.wait_for(lease.wait_lost(), 1)
     assert lease.remaining() == 0
     for ask in (lease.release, lambda: lease.extend(5)):
         with pytest.raises(LeaseLost) as caught:
@@ -95,7 +96,7 @@ async def test_a_loss_cancels_the_body(
     async def lose() -> float:
         interrupted: list[float] = []
 
-        async def body(_: Lease) -> None:
+        async def body(_: GuardingLease) -> None:
             await FAULTS[fault](kind, redis)
             begin = time.monotonic()
             try:
@@ -130,7 +131,7 @@ async def test_a_loss_found_by_extend(
     """P6: extend() of a lease that is gone is a loss like any other: the body is cancelled, too."""
     extending: list[asyncio.Task[None]] = []
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: GuardingLease) -> None:
         await FAULTS[fault](kind, redis)
         extending.append(asyncio.create_task(lease.extend(5)))
         await for_ever()
@@ -150,7 +151,7 @@ async def test_server_silent_beyond_the_ttl(kind: Kind, own_server: EmbeddedServ
         async def lose() -> float:
             due: list[float] = []
 
-            async def body(lease: Lease) -> None:
+            async def body(lease: GuardingLease) -> None:
                 own_server.pause()
                 due.append(time.monotonic() + lease.remaining())
                 await for_ever()
@@ -175,7 +176,7 @@ async def test_server_silent_for_less_than_the_ttl(kind: Kind, own_server: Embed
         lease = await kind.make(sync, NAME, ttl=0.5).acquire()
         own_server.pause()
         await asyncio.sleep(0.25)
-        assert not lease.lost.is_set()
+        assert not lease.lost
         own_server.resume()
         await wait_until(lambda: lease.remaining() > 0.4, FAST, timeout=5)
         await lease.release()
@@ -217,7 +218,7 @@ async def test_closed_under_the_body(
     """P12, E4: the body is cancelled, the error says who closed what, and nothing runs on."""
     running = asyncio.Event()
 
-    async def body(_: Lease) -> None:
+    async def body(_: GuardingLease) -> None:
         running.set()
         await for_ever()
 
@@ -234,11 +235,11 @@ async def test_closed_under_the_body(
 async def test_lost_between_grant_and_body(kind: Kind, redis: Redis, turns: int) -> None:
     """P6: a lease that is lost after the grant arrived and before its task ran does not start a body that
     nobody cancels. The loss comes 0, 1, 2, 3 turns of the loop after the grant."""
-    finished: list[Lease] = []
+    finished: list[GuardingLease] = []
     async with Coordinator(redis) as holder, Coordinator(redis) as sync:
         first = await kind.make(holder, NAME).acquire()
 
-        async def body(lease: Lease) -> None:
+        async def body(lease: GuardingLease) -> None:
             await asyncio.sleep(0.2)
             finished.append(lease)
 
@@ -272,7 +273,7 @@ async def test_a_late_release_leaves_the_successor_alone(kind: Kind, sync: Coord
         for _ in range(2):
             with pytest.raises(LeaseLost):
                 await first.release()
-            await asyncio.wait_for(first.lost.wait(), 1)
+            await asyncio.wait_for(first.wait_lost(), 1)
         assert await kind.token(redis, NAME) == second._grant.wire_token
         assert second.fence > first.fence
         await second.extend(5)
@@ -280,15 +281,15 @@ async def test_a_late_release_leaves_the_successor_alone(kind: Kind, sync: Coord
 
 
 async def test_a_loss_is_only_an_event_if_wanted(kind: Kind, sync: Coordinator, redis: Redis) -> None:
-    """on_lost="event": the body runs on, `lost` is set, and LeaseLost is raised at its end."""
+    """on_lost="event": the body runs on, `lost` is True, and LeaseLost is raised at its end."""
 
-    async def body(lease: Lease) -> None:
-        listeners = [asyncio.create_task(lease.lost.wait()) for _ in range(3)]
+    async def body(lease: GuardingLease) -> None:
+        listeners = [asyncio.create_task(lease.wait_lost()) for _ in range(3)]
         await asyncio.sleep(0)
         await kind.take_over(redis, NAME)
         done, _ = await asyncio.wait(listeners, timeout=1)
-        assert len(done) == 3
-        assert lease.lost.is_set()
+        assert [one.result() for one in done] == [True] * 3
+        assert lease.lost is True
         await assert_undisturbed()
 
     lease, error = await lost_in(kind.make(sync, NAME, ttl=0.4, on_lost="event").acquire(), body)
@@ -297,17 +298,17 @@ async def test_a_loss_is_only_an_event_if_wanted(kind: Kind, sync: Coordinator, 
 
 
 async def test_a_release_is_no_loss(kind: Kind, sync: Coordinator) -> None:
-    """`lost` stays unset after a release, which ends its `wait`; check() and extend() say that it was released."""
+    """`lost` stays False after a release, which ends `wait_lost`; check() and extend() say that it was released."""
     async with kind.make(sync, NAME) as lease:
         pass
-    assert not lease.lost.is_set()
+    assert not lease.lost
     with pytest.raises(NotHeld):
         lease.check()
     with pytest.raises(NotHeld):
         await lease.extend(1)
     await lease.release()
-    await asyncio.wait_for(lease.lost.wait(), 5)
-    assert not lease.lost.is_set()
+    assert not await asyncio.wait_for(lease.wait_lost(), 5)
+    assert not lease.lost
 
 
 async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis: Redis) -> None:
@@ -357,7 +358,7 @@ async def test_extend_longer(kind: Kind, sync: Coordinator, redis: Redis) -> Non
 async def test_extend_shorter(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """extend() makes a lease shorter: without renewals it ends then, and is lost then."""
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: GuardingLease) -> None:
         await lease.extend(TTL)
         assert lease.remaining() <= TTL
         await asyncio.wait_for(for_ever(), 2 * TTL)
@@ -413,11 +414,11 @@ async def test_a_loop_blocked_for_less_than_the_ttl(
 
 async def test_a_loop_blocked_beyond_the_ttl(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """A6: known right after the block, before any await; the body is cancelled at its next one."""
-    finished: list[Lease] = []
+    finished: list[GuardingLease] = []
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: GuardingLease) -> None:
         time.sleep(0.15)  # noqa: ASYNC251
-        assert lease.lost.is_set()
+        assert lease.lost
         assert lease.remaining() == 0
         with pytest.raises(LeaseLost):
             lease.check()
@@ -435,7 +436,7 @@ async def test_a_loop_blocked_beyond_the_ttl(kind: Kind, sync: Coordinator, redi
 async def test_a_release_after_a_block_beyond_the_ttl(kind: Kind, sync: Coordinator) -> None:
     """A6, P7: the release in the body raises LeaseLost, and no cancellation is left for later awaits."""
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: GuardingLease) -> None:
         time.sleep(0.08)  # noqa: ASYNC251
         await lease.release()
 

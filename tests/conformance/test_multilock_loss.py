@@ -14,7 +14,6 @@ from redis_sync_aio import (
     AsyncMultiLock,
     Coordinator,
     CoordinatorClosed,
-    Lease,
     LeaseLost,
     MultiLease,
     NotHeld,
@@ -58,7 +57,7 @@ async def test_p6_one_is_lost(
     """P6: the body is cancelled, the others are given back, LeaseLost names the one that was lost."""
     lock = AsyncMultiLock(sync, names, ttl=TTL)
 
-    async def body(_: Lease) -> None:
+    async def body(_: MultiLease) -> None:
         await fault(redis, names[which])
         await for_ever()
 
@@ -66,7 +65,7 @@ async def test_p6_one_is_lost(
     assert error.reason == reason
     assert error.name == names[which] or fault is FAULTS["flushed"][0]
     assert all(repr(name) in str(error) for name in names)
-    assert lease.lost.is_set()
+    assert lease.lost
     await wait_until(lambda: only_the_foreign_is_left(lock), FAST, timeout=5)
     for ask in (lease.release, lambda: lease.extend(5)):
         with pytest.raises(LeaseLost) as caught:
@@ -87,7 +86,7 @@ async def test_p6_a_loss_found_by_the_release(
     lease, error = await lost_in(lock, lambda _: fault(redis, names[1]))
     assert error.reason == reason
     assert error.name == names[1] or fault is FAULTS["flushed"][0]
-    assert lease.lost.is_set()
+    assert lease.lost
     await wait_until(lambda: only_the_foreign_is_left(lock), FAST, timeout=5)
 
 

@@ -18,8 +18,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, Unreachable, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..conftest import SELDOM
 from ..support.body import FAST, waits
@@ -58,7 +59,9 @@ async def turns(number: int) -> None:
         await asyncio.sleep(0)
 
 
-async def third_gets_it(third: asyncio.Task[Lease], first: asyncio.Task[Lease], give_up: Callable[[], object]) -> Lease:
+async def third_gets_it(
+    third: asyncio.Task[BaseLease], first: asyncio.Task[BaseLease], give_up: Callable[[], object]
+) -> BaseLease:
     """The third has the lock immediately when the first is gone; never both."""
     begin = time.monotonic()
     give_up()
@@ -89,7 +92,7 @@ def expire(sync: Coordinator, number: int = 0) -> None:
 
 async def three(
     kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator
-) -> tuple[Lease, asyncio.Task[Lease], asyncio.Task[Lease]]:
+) -> tuple[BaseLease, asyncio.Task[BaseLease], asyncio.Task[BaseLease]]:
     """A holder on another connection; a first waiter, whose race it is; and a third."""
     holder = await kind.make(other, NAME, ttl=30).acquire()
     lock = kind.make(sync, NAME, ttl=30)
@@ -159,7 +162,7 @@ async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
     for apart in (*range(-10, 30), *range(30, 90, 6)):
         holder, first, third = await three(kind, sync, other, last)
 
-        def end(first: asyncio.Task[Lease] = first) -> None:
+        def end(first: asyncio.Task[BaseLease] = first) -> None:
             if how == "cancelled":
                 first.cancel()
             elif not first.done():

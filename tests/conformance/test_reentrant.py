@@ -20,12 +20,12 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncReentrantLock,
     Coordinator,
-    Lease,
     NotHeld,
     WrongContext,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, lost_in
@@ -264,14 +264,14 @@ async def test_a_section_left_by_an_exit_stack_in_another_task(lock: AsyncReentr
 
 
 @pytest_asyncio.fixture
-async def held(lock: AsyncReentrantLock) -> AsyncIterator[Lease]:
+async def held(lock: AsyncReentrantLock) -> AsyncIterator[BaseLease]:
     """Held during a test, by an owner that the test knows: set-up, test and tear-down are different tasks."""
     async with lock.acquire(identity="fixture") as lease:
         yield lease
     assert not await lock.locked()
 
 
-async def test_a_fixture_and_its_test_share_a_named_owner(held: Lease, lock: AsyncReentrantLock) -> None:
+async def test_a_fixture_and_its_test_share_a_named_owner(held: BaseLease, lock: AsyncReentrantLock) -> None:
     assert await lock.try_acquire() is None
     async with lock.acquire(timeout=0, identity="fixture") as lease:
         assert lease.fence == held.fence
@@ -344,7 +344,7 @@ def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:
     """A9: what an owner held when its loop ended was released then; in the next loop it begins again."""
     client = server.client()
     lock = AsyncReentrantLock(client, NAME)
-    leases: list[Lease] = []
+    leases: list[BaseLease] = []
 
     async def forget_to_release() -> None:
         for depth in (1, 2):
@@ -353,7 +353,7 @@ def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:
 
     for _ in range(2):
         asyncio.run(forget_to_release())
-        assert all(lease.lost.is_set() for lease in leases)
+        assert all(lease.lost for lease in leases)
     with pytest.raises(WrongContext):
         lock.depth()
 
@@ -386,7 +386,7 @@ async def test_what_it_says_of_itself(lock: AsyncReentrantLock) -> None:
     assert lock.name == NAME
     assert repr(lock) == f"<AsyncReentrantLock {NAME!r} ttl=30.0>"
 
-    async def body(_: Lease) -> None:
+    async def body(_: BaseLease) -> None:
         assert await lock.force_release()
         assert not await lock.locked()
 

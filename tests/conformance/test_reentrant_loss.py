@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncReentrantLock, Coordinator, Lease, LeaseLost, NotHeld, Unreachable
+from redis_sync_aio import AsyncLock, AsyncReentrantLock, Coordinator, LeaseLost, NotHeld, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
+from redis_sync_aio.types import BaseLease
 
 from ..support.arena import Arena, sweep_all
 from ..support.body import assert_undisturbed, for_ever, lost_in
@@ -51,7 +52,7 @@ async def test_p6_a_loss_cancels_the_outermost_body(
     """P6, P7: one cancellation takes all bodies of the task along; the outermost turns it into LeaseLost."""
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
     seen: list[type[BaseException]] = []
-    leases: list[Lease] = []
+    leases: list[BaseLease] = []
 
     async def nested(depth: int) -> None:
         try:
@@ -71,7 +72,7 @@ async def test_p6_a_loss_cancels_the_outermost_body(
             await nested(2)
     assert (caught.value.name, caught.value.reason) == (NAME, reason)
     assert seen == [asyncio.CancelledError, asyncio.CancelledError, LeaseLost]
-    assert all(lease.lost.is_set() for lease in leases)
+    assert all(lease.lost for lease in leases)
     await assert_undisturbed()
     assert lock.depth() == 0
     await redis.delete(NAME)
@@ -95,10 +96,10 @@ async def test_p6_a_loss_found_by_the_last_release(
 async def test_p6_an_acquisition_does_not_count_on_a_dead_lease(sync: Coordinator, redis: Redis) -> None:
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL, on_lost="event")
 
-    async def body(outer: Lease) -> None:
+    async def body(outer: BaseLease) -> None:
         inner = await lock.acquire()
         await redis.delete(NAME)
-        await asyncio.wait_for(inner.lost.wait(), 5)
+        await asyncio.wait_for(inner.wait_lost(), 5)
         asks: list[Callable[[], Awaitable[object]]] = [lock.acquire, lock.try_acquire, lock.acquire().__aenter__]
         for ask in (*asks, inner.release, lock.release):
             with pytest.raises(LeaseLost):
@@ -140,7 +141,7 @@ async def test_p6_leaving_a_lost_lease_of_acquire(sync: Coordinator, redis: Redi
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
     leases = [await lock.acquire(), await lock.acquire()]
     await redis.delete(NAME)
-    await asyncio.wait_for(leases[0].lost.wait(), 5)
+    await asyncio.wait_for(leases[0].wait_lost(), 5)
     for left in (1, 0):
         with pytest.raises(LeaseLost):
             await lock.acquire()
@@ -155,7 +156,7 @@ async def test_p6_a_loss_nobody_could_notice_is_found_at_the_inner_end(sync: Coo
     """A blocked event loop: the inner body's end looks at the clock, so what follows it does not run."""
     lock = AsyncReentrantLock(sync, NAME, ttl=0.05, auto_renew=False)
 
-    async def body(_: Lease) -> None:
+    async def body(_: BaseLease) -> None:
         async with lock:
             time.sleep(0.06)  # noqa: ASYNC251
         raise AssertionError("the lock was not held any more")
@@ -173,7 +174,7 @@ async def test_p6_a_loss_cancels_every_task_that_is_inside(sync: Coordinator, re
             inside.release()
             await for_ever()
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: BaseLease) -> None:
         tasks = [asyncio.create_task(task()) for _ in range(3)]
         for _ in tasks:
             await inside.acquire()
@@ -192,7 +193,7 @@ async def test_p6_the_outer_body_ended_first(sync: Coordinator, redis: Redis) ->
     outer, inner = lock.acquire(), lock.acquire()
     await outer.__aenter__()
 
-    async def body(_: Lease) -> None:
+    async def body(_: BaseLease) -> None:
         await outer.__aexit__(None, None, None)
         await redis.delete(NAME)
         await for_ever()
@@ -204,7 +205,7 @@ async def test_p12_closing_the_coordinator_ends_all_levels(redis: Redis) -> None
     async with Coordinator(redis) as sync:
         lock = AsyncReentrantLock(sync, NAME)
 
-        async def body(_: Lease) -> None:
+        async def body(_: BaseLease) -> None:
             async with lock:
                 await asyncio.create_task(sync.aclose())
 

@@ -317,7 +317,7 @@ async def test_p6_d2_one_of_its_keys_is_lost(sync: Coordinator, redis: Redis, lo
         for lease in leases[1:]:
             await lease.release()
     for lease in before:
-        await asyncio.wait_for(lease.lost.wait(), 15)
+        await asyncio.wait_for(lease.wait_lost(), 15)
         with pytest.raises(LeaseLost) as caught:
             await lease.release()
         assert caught.value.reason == "expired"

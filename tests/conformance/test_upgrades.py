@@ -15,7 +15,6 @@ from redis.asyncio import Redis
 from redis_sync_aio import (
     AsyncReadWriteLock,
     Coordinator,
-    Lease,
     LeaseLost,
     NotHeld,
     Unreachable,
@@ -23,6 +22,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.inside import Acquisition, Grant, TaskGrant, hub_of, load, permit_keys
@@ -44,7 +44,7 @@ async def other(redis: Redis) -> AsyncIterator[AsyncReadWriteLock]:
         yield AsyncReadWriteLock(coordinator, NAME)
 
 
-async def reads_again(rw: AsyncReadWriteLock, other: AsyncReadWriteLock, reader: Lease) -> None:
+async def reads_again(rw: AsyncReadWriteLock, other: AsyncReadWriteLock, reader: BaseLease) -> None:
     """It is a reader, here and on the server."""
     reader.check()
     beside = await other.read().acquire(timeout=15)
@@ -146,7 +146,7 @@ async def test_p1_the_reader_is_released_inside(
     rw = AsyncReadWriteLock(sync, NAME, share=share)
     reader = await rw.read().acquire()
 
-    async def body(writer: Lease) -> None:
+    async def body(writer: BaseLease) -> None:
         releasing = asyncio.create_task(reader.release()) if elsewhere else None
         if releasing is None:
             await reader.release()
@@ -178,7 +178,7 @@ async def test_p6_a_downgrade_elsewhere_is_noticed(sync: Coordinator, other: Asy
     await rw.downgrade(writer)
     with pytest.raises(LeaseLost):
         await twin.extend(30)
-    assert twin.is_lost()
+    assert twin.lost
     await writer.extend(30)
     await reads_again(rw, other, writer)
 
@@ -215,13 +215,13 @@ async def test_p6_the_writers_permit_is_gone(sync: Coordinator, redis: Redis, sh
     rw = AsyncReadWriteLock(sync, NAME, share=share)
     reader = await rw.read().acquire()
 
-    async def body(writer: Lease) -> None:
+    async def body(writer: BaseLease) -> None:
         await redis.delete(f"{{{NAME}}}:rw")
         await writer.extend(30)
         await for_ever()
 
     await lost_in(rw.upgrade(reader), body)
-    assert reader.is_lost()
+    assert reader.lost
 
 
 @pytest.mark.timing
@@ -325,7 +325,7 @@ async def test_p6_the_reader_is_cut_short(sync: Coordinator, other: AsyncReadWri
     rw = AsyncReadWriteLock(sync, NAME, ttl=3, auto_renew=False, share=share)
     reader = await rw.read().acquire()
 
-    async def body(writer: Lease) -> None:
+    async def body(writer: BaseLease) -> None:
         await reader.extend(0.1)
         assert writer.remaining() <= 0.1
         await for_ever()
@@ -344,7 +344,7 @@ async def test_p6_the_reader_is_extended(sync: Coordinator) -> None:
     await reader.release()
 
 
-async def _is_renewed(lease: Lease) -> None:
+async def _is_renewed(lease: BaseLease) -> None:
     first = lease._grant.deadline
     await wait_until(lambda: lease._grant.deadline > first, FAST, timeout=5)
 
@@ -560,7 +560,7 @@ async def test_p1_a_downgrade_without_an_answer_does_not_meet_a_later_writer_of_
             swallowed = proxy.on(anything, SWALLOW_REQUEST, times=None)
             with pytest.raises(Unreachable):
                 await rw.downgrade(lease)
-            await asyncio.wait_for(lease.lost.wait(), 5)
+            await asyncio.wait_for(lease.wait_lost(), 5)
             anew = await theirs.write().acquire(identity="worker-7", timeout=5)
             swallowed.cancel()
             assert (await rw.statistics()).writer == "worker-7"  # behind whatever is sent late

@@ -108,7 +108,7 @@ async def test_the_right_is_taken_away(mode: str) -> None:
         await wait_until(lambda: _waits(lock), SOON, timeout=5)
         await user(s, "-@scripting")
         first = lease._grant.deadline
-        await wait_until(lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON, timeout=5)
+        await wait_until(lambda: lease._grant.deadline > first or lease.lost, SOON, timeout=5)
         lease.check()
         await lease.release()
         following = await waiting

@@ -18,11 +18,11 @@ import pytest_asyncio
 from redis_sync_aio import (
     AsyncLock,
     Coordinator,
-    Lease,
     LeaseLost,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever
@@ -35,11 +35,11 @@ pytestmark = pytest.mark.timing
 NAME = "claims"
 HINT = "Coordinator(claim=)"
 
-Acquire = Callable[[Coordinator, str], Coroutine[Any, Any, Lease]]
+Acquire = Callable[[Coordinator, str], Coroutine[Any, Any, BaseLease]]
 
 
-async def acquired(make: Maker, sync: Coordinator, name: str) -> Lease:
-    lease: Lease = await make(sync, name).acquire()
+async def acquired(make: Maker, sync: Coordinator, name: str) -> BaseLease:
+    lease: BaseLease = await make(sync, name).acquire()
     return lease
 
 
@@ -66,7 +66,7 @@ async def in_queue(sync: Coordinator, waiting: int) -> None:
     )
 
 
-async def handed_over(holders: list[Lease], waiter: Coordinator, tasks: list[asyncio.Task[Lease]]) -> None:
+async def handed_over(holders: list[BaseLease], waiter: Coordinator, tasks: list[asyncio.Task[BaseLease]]) -> None:
     """Release what is held, once all of them wait; return when every task has its lease."""
     await in_queue(waiter, len(tasks))
     await asyncio.gather(*(holder.release() for holder in holders))
@@ -135,7 +135,7 @@ async def test_an_error_names_the_claim_if_redis_was_silent(make_client: MakeCli
         await handed_over([holder], other, [waiting])
         server.pause()
         try:
-            await asyncio.wait_for(waiting.result().lost.wait(), 10)
+            await asyncio.wait_for(waiting.result().wait_lost(), 10)
         finally:
             server.resume()
         with pytest.raises(LeaseLost) as caught:

@@ -75,7 +75,7 @@ async def test_p1_p6_what_the_old_primary_grants_meanwhile_ends_soon(tmp_path: P
             assert await admin.exists("both") == 1
         async with group.client() as other, Coordinator(other) as elsewhere:
             new = await elsewhere.lock("both", ttl=20).acquire()
-            await asyncio.wait_for(old.lost.wait(), NOTICED)
+            await asyncio.wait_for(old.wait_lost(), NOTICED)
             assert await role(group.primary) == "master"
             assert new.fence > old.fence
             new.check()
@@ -151,7 +151,7 @@ async def test_p6_a_host_name_that_leads_elsewhere(monkeypatch: pytest.MonkeyPat
         addresses[:] = ["127.0.0.2"]
         async with asyncio.timeout(NOTICED), asyncio.TaskGroup() as tasks:  # nothing was replicated to that one
             for lease in leases:
-                tasks.create_task(lease.lost.wait())
+                tasks.create_task(lease.wait_lost())
         for lock in locks:
             async with lock, Redis(host="127.0.0.2", port=first.port or 0) as there:
                 assert await there.exists(lock.name) == 1

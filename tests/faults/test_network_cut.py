@@ -15,12 +15,12 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncRedlock,
     Coordinator,
-    Lease,
     LeaseLost,
     Unreachable,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.inside import now
@@ -52,11 +52,11 @@ def run(scenario: Scenario) -> None:
         pytest.skip(str(error))
 
 
-async def lost_when_cut(lock: AsyncLock, network: Network, server: EmbeddedServer, ttl: float) -> Lease:
+async def lost_when_cut(lock: AsyncLock, network: Network, server: EmbeddedServer, ttl: float) -> BaseLease:
     """Lose its lease at the deadline, neither sooner nor much later."""
     cut_at = ends = 0.0
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: BaseLease) -> None:
         nonlocal cut_at, ends
         network.cut(server)
         cut_at, ends = now(), now() + lease.remaining()
@@ -130,7 +130,7 @@ async def cut_redlock(network: Network) -> None:
             assert lease.held_on == 2
             fences.append(lease.fence)
 
-        async def body(lease: Lease) -> None:
+        async def body(lease: BaseLease) -> None:
             fences.append(lease.fence)
             network.cut(servers[1])
             await for_ever()

@@ -195,7 +195,7 @@ async def test_p3_a_waiter_that_waits_on_has_a_new_place() -> None:
             await wait_until(waits(holder, 2), FAST, timeout=15)
             server.kill()
             await asyncio.to_thread(server.start)
-            await blocking.lost.wait()
+            await blocking.wait_lost()
             await asyncio.wait_for(asyncio.gather(*late), IN_TIME)
 
 

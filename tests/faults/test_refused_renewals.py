@@ -18,11 +18,11 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
     Coordinator,
-    Lease,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CommandRefused, PermissionDenied, Unreachable
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST
 from ..support.factories import LOCK, SEMAPHORE, Client, Kind
@@ -34,11 +34,11 @@ from ..support.wired import quiet_loop as quiet_loop
 
 pytestmark = pytest.mark.timing
 NAME = "refused"
-Acquire = Callable[[Coordinator, bool], Awaitable[Lease]]
+Acquire = Callable[[Coordinator, bool], Awaitable[BaseLease]]
 
 
-async def acquired(make: Maker, sync: Coordinator, renewed: bool) -> Lease:
-    lease: Lease = await make(sync, NAME, auto_renew=renewed).acquire()
+async def acquired(make: Maker, sync: Coordinator, renewed: bool) -> BaseLease:
+    lease: BaseLease = await make(sync, NAME, auto_renew=renewed).acquire()
     return lease
 
 
@@ -73,7 +73,7 @@ ALLOWED = ("~*", "&*", "+@all")
 NO_PROLONGING = ("-pexpire", "-zadd")
 
 
-def ends(lease: Lease) -> float:
+def ends(lease: BaseLease) -> float:
     return time.monotonic() + lease.remaining()
 
 

@@ -199,7 +199,7 @@ async def test_a_claim_whose_renewal_is_refused(own: EmbeddedServer, told: Told)
         await holder.release()
         lease = await waiting
         async with without_replicas(admin):
-            await lease.lost.wait()
+            await lease.wait_lost()
         with pytest.raises(LeaseLost, match=r"Redis refused to renew it .*renewal_refused.* claim of 2 seconds") as it:
             lease.check()
     assert (it.value.reason, it.value.time_is_up, it.value.claim) == ("expired", True, 2.0)
@@ -227,7 +227,7 @@ async def test_an_extension_that_is_refused_until_the_end(own: EmbeddedServer, t
         async with without_replicas(admin):
             with pytest.raises((CommandRefused, LeaseLost)):
                 await lease.extend(20)
-            await lease.lost.wait()
+            await lease.wait_lost()
         with pytest.raises(LeaseLost) as caught:
             lease.check()
     assert caught.value.reason == "expired"

@@ -22,9 +22,7 @@ pytestmark = pytest.mark.timing
 
 async def renewed(lease: Lease) -> None:
     first = lease._grant.deadline
-    await wait_until(
-        lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON, timeout=lease._grant.period + 1
-    )
+    await wait_until(lambda: lease._grant.deadline > first or lease.lost, SOON, timeout=lease._grant.period + 1)
     lease.check()
 
 

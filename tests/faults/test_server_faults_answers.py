@@ -93,7 +93,7 @@ async def _refused(s: Served) -> Exception:
 
 async def _late_lost(lease: Lease) -> float:
     """Return how many seconds from its deadline the lease was lost."""
-    await lease.lost.wait()
+    await lease.wait_lost()
     return abs(now() - lease._grant.deadline)
 
 

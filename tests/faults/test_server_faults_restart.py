@@ -48,7 +48,7 @@ async def test_waiter_after_a_long_outage(mode: str, keep: bool) -> None:
         waiting = asyncio.create_task(s.lock().acquire())
         await s.queued()
         s.server.kill()
-        await holder.lost.wait()
+        await holder.wait_lost()
         await asyncio.to_thread(s.server.restart, keep)
         lease = await asyncio.wait_for(waiting, 1.1)
         assert lease.fence > holder.fence
@@ -108,7 +108,7 @@ async def test_flushall(mode: str) -> None:
         await s.queued()
         await s.admin.flushall()
         async with Timed() as took:
-            await lease.lost.wait()
+            await lease.wait_lost()
         assert took.waited <= 0.6 / 3 + 0.15
         with pytest.raises(LeaseLost):
             await lease.release()

@@ -67,7 +67,7 @@ async def test_p3_a_lease_that_ends_sooner_here_than_at_the_server_is_given_back
         await lease.extend(60)
         assert lease.remaining() <= 1
         following = await w.elsewhere().acquire(timeout=5)
-        assert lease.is_lost()
+        assert lease.lost
         await following.release()
 
 
@@ -130,7 +130,7 @@ async def test_p6_a_release_that_failed_ends_with_its_lease(server: EmbeddedServ
     """And a task that waits for the loss hears of it."""
     async with wired(server, retry_for=0.2) as w:
         lease = await w.lock(ttl=1).acquire()
-        lost = asyncio.create_task(lease.lost.wait())
+        lost = asyncio.create_task(lease.wait_lost())
         await asyncio.sleep(0)
         w.proxy.on(anything, SWALLOW_REQUEST, times=None)
         with pytest.raises(Unreachable):

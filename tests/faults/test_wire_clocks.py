@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from redis_sync_aio import Lease, wait_until
+from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.factories import KINDS, SHARED, Kind
 from ..support.proxy import CUT_AFTER, DELAY_REPLY, HOLD_REPLY, PASS, Action, Passage, Rule, anything
@@ -48,7 +49,7 @@ class Handed:
     """What is in flight to a waiter: the push, and then its question."""
 
     w: Wired
-    waiting: asyncio.Task[Lease]
+    waiting: asyncio.Task[BaseLease]
     push: Rule
     question: Rule
 

@@ -49,7 +49,7 @@ def movable(lock: Exclusive) -> AsyncLock | AsyncSemaphore:
 
 
 async def detach(w: Wired, arm: Arm) -> int:
-    lease = await w.lock().acquire()
+    lease = await movable(w.lock()).acquire()
     arm(anything)
     token = await lease.detach()
     with pytest.raises(NotHeld):
@@ -61,7 +61,7 @@ async def detach(w: Wired, arm: Arm) -> int:
 
 
 async def attach(w: Wired, arm: Arm) -> int:
-    detached = await w.elsewhere().acquire()
+    detached = await movable(w.elsewhere()).acquire()
     token = await detached.detach()
     await w.lock().locked()  # connected
     arm(anything)

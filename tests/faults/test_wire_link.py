@@ -281,7 +281,7 @@ async def test_client_closed_in_the_gap(server: EmbeddedServer, mode: str) -> No
         await asyncio.sleep(RESPONSE_TIMEOUT)
         await w.client.aclose()
         async with asyncio.timeout(0.1):
-            await lease.lost.wait()
+            await lease.wait_lost()
             with pytest.raises(CoordinatorClosed, match="client"):
                 await waiting
         with pytest.raises(LeaseLost) as raised:

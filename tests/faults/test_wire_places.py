@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, wait_until
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, PASS
 from ..support.wired import ACQUIRE, SOON, Wired, wired
@@ -52,7 +53,7 @@ async def cut(w: Wired) -> AsyncIterator[None]:
     await wait_until(lambda: w.sync.connections > opened, SOON, timeout=15)
 
 
-async def first_of(task: asyncio.Task[Lease], *others: asyncio.Task[Lease]) -> Lease:
+async def first_of(task: asyncio.Task[BaseLease], *others: asyncio.Task[BaseLease]) -> BaseLease:
     """Return the lease of the task, which gets it before the others get theirs."""
     async with asyncio.timeout(15):
         lease = await task

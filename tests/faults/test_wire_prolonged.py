@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from redis_sync_aio import AsyncReadWriteLock, Lease, LeaseLost, SyncError, wait_until
+from redis_sync_aio import AsyncReadWriteLock, LeaseLost, SyncError, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.factories import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Kind
 from ..support.inside import now
@@ -26,12 +27,12 @@ PATIENT: dict[str, Any] = {"response_timeout": 5, "client": {"socket_timeout": 5
 sharing = pytest.mark.parametrize("share", [False, True])
 
 
-async def lost_with_an_extension_under_way(w: Wired, identity: str | None = None) -> Lease:
+async def lost_with_an_extension_under_way(w: Wired, identity: str | None = None) -> BaseLease:
     """It was executed, and its answer is late, when the lease ends as far as its holder knows."""
     lease = await w.lock(ttl=0.4, auto_renew=False).acquire(identity=identity)
     late = w.proxy.on(RENEW, HOLD_REPLY)
     extending = asyncio.create_task(lease.extend(30))
-    await asyncio.wait_for(lease.lost.wait(), 5)
+    await asyncio.wait_for(lease.wait_lost(), 5)
     late.release.set()
     with pytest.raises(LeaseLost):
         await extending

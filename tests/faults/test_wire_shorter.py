@@ -40,7 +40,7 @@ async def test_extended_to_less_without_an_answer(server: EmbeddedServer, mode: 
         await asyncio.sleep(0)
         assert lease.remaining() <= 0.4
         other = await w.elsewhere().acquire(timeout=5)
-        assert lease.is_lost()
+        assert lease.lost
         other.check()
         await asyncio.wait([shortening])
         assert shortening.exception() is not None
@@ -56,7 +56,7 @@ async def test_the_next_task_has_a_shorter_ttl(server: EmbeddedServer) -> None:
         await first.release()
         lease = await waiting
         other = await w.elsewhere().acquire(timeout=5)
-        assert lease.is_lost()
+        assert lease.lost
         await other.release()
 
 

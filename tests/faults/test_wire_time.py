@@ -11,8 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from redis_sync_aio import AcquireTimeout, Lease, LeaseLost, Unreachable, wait_until
+from redis_sync_aio import AcquireTimeout, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import for_ever, lost_in
 from ..support.inside import cohort_of, hub_of, now
@@ -86,7 +87,7 @@ async def test_the_deadline_of_a_late_push(server: EmbeddedServer) -> None:
         await lease.release()
 
 
-async def _is_renewed(lease: Lease) -> None:
+async def _is_renewed(lease: BaseLease) -> None:
     first = lease._grant.deadline
     await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=lease._grant.period)
 
@@ -183,11 +184,11 @@ async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: 
         async with wired(server, mode) as w:
             cancelled, told = list[float](), list[float]()
 
-            async def watch(lease: Lease) -> None:
-                await lease.lost.wait()
+            async def watch(lease: BaseLease) -> None:
+                await lease.wait_lost()
                 told.append(now())
 
-            async def body(lease: Lease) -> None:
+            async def body(lease: BaseLease) -> None:
                 watching.append(asyncio.create_task(watch(lease)))
                 await part(w, kind)
                 try:
@@ -204,7 +205,7 @@ async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: 
 
             heal(w)
             assert await w.lock().try_acquire() is None  # the wire works again
-            assert lease.lost.is_set()
+            assert lease.lost
             assert lease.remaining() == 0
             with pytest.raises(LeaseLost):
                 await lease.release()

@@ -254,7 +254,7 @@ async def test_what_ends_after_that_is_no_unretrieved_error(
         step(closed)
         closed.close()
     await check_free(side(AsyncRobustLock(other, "r")))
-    assert lease.is_lost()
+    assert lease.lost
     gc.collect()
     assert "never retrieved" not in caplog.text
 

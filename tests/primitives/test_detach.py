@@ -22,7 +22,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.instrumentation import Event, Granted, Lost, Released, Requested, Withdrawn
-from redis_sync_aio.types import Engine
+from redis_sync_aio.types import BaseLease, Engine
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
@@ -299,22 +299,27 @@ async def test_each_request_has_one_end(make_client: MakeClient) -> None:
     assert Lost not in kinds
 
 
-NOT_PLAIN: dict[str, Callable[[Coordinator], Awaitable[Lease]]] = {
-    "identity": lambda sync: sync.lock("d").acquire(identity="me"),
+NOT_DETACHED: dict[str, Callable[[Coordinator], Awaitable[BaseLease]]] = {
     "several": lambda sync: sync.multi_lock(["d", "e"]).acquire(),
     "reader": lambda sync: sync.read_write_lock("d").read().acquire(),
     "writer": lambda sync: sync.read_write_lock("d").write().acquire(),
     "reentrant": lambda sync: AsyncReentrantLock(sync, "d").acquire(),
     "robust": lambda sync: AsyncRobustLock(sync, "d").acquire(),
+    "term": lambda sync: sync.election("d").lead(),
 }
 
 
-@pytest.mark.parametrize("acquire", NOT_PLAIN.values(), ids=list(NOT_PLAIN))
-async def test_what_cannot_be_detached_says_so(
-    sync: Coordinator, acquire: Callable[[Coordinator], Awaitable[Lease]]
+@pytest.mark.parametrize("acquire", NOT_DETACHED.values(), ids=list(NOT_DETACHED))
+async def test_a_lease_that_nothing_attaches_has_no_detach(
+    sync: Coordinator, acquire: Callable[[Coordinator], Awaitable[BaseLease]]
 ) -> None:
+    async with await acquire(sync) as lease:
+        assert not hasattr(lease, "detach")
+
+
+async def test_the_lease_of_an_identity_cannot_be_detached(sync: Coordinator) -> None:
     """And is held as before."""
-    lease = await acquire(sync)
+    lease = await sync.lock("d").acquire(identity="me")
     with pytest.raises(ValueError, match="cannot be detached"):
         await lease.detach()
     lease.check()

@@ -74,15 +74,16 @@ async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
 
 @everything
 async def test_what_watches_a_lease_ends_with_its_release(primitive: Primitive, make: Make) -> None:
-    """A task group with a watcher in it is left when the lease was released; `is_set` tells that it was not lost."""
+    """A task group with a watcher in it is left when the lease was released, and is told that it was not lost."""
     lease = await make().acquire()
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        watching = group.create_task(lease.lost.wait())
+        watching = group.create_task(lease.wait_lost())
         await asyncio.sleep(0)
         assert not watching.done()
         await lease.release()
-    assert not lease.lost.is_set()
-    await lease.lost.wait()  # it has ended already
+    assert watching.result() is False
+    assert lease.lost is False
+    assert await lease.wait_lost() is False  # it has ended already
 
 
 async def test_an_error_that_passes_task_groups_waits_once(pausable: EmbeddedServer) -> None:
@@ -221,7 +222,7 @@ async def test_a_cancelled_draining_closes(make_client: MakeClient) -> None:
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert lease.is_lost()
+    assert lease.lost
     assert sync.why_closed is not None
 
 

@@ -251,7 +251,7 @@ async def test_a_server_that_is_gone_withdraws_a_request_and_loses_a_lease(told:
             server.kill()
             with pytest.raises(Unreachable):
                 await sync.lock("asked").acquire()
-            await lease.lost.wait()
+            await lease.wait_lost()
     withdrawn, lost = told.one(Withdrawn), told.one(Lost)
     assert (withdrawn.name, withdrawn.outcome) == ("asked", "error")
     assert isinstance(withdrawn.error, Unreachable)
@@ -284,7 +284,7 @@ async def test_a_lost_lease_is_told_once_and_is_not_released(
 async def test_the_end_of_a_lease_by_its_time_is_told_as_such(primitive: Primitive, make: Make, told: Told) -> None:
     """The event has what the error has, for parts of something as well."""
     lease = await make(ttl=0.9, auto_renew=False).acquire()
-    await lease.lost.wait()
+    await lease.wait_lost()
     with pytest.raises(LeaseLost) as caught:
         lease.check()
     assert told.names == ["Requested", "Granted", "Lost"]
@@ -514,7 +514,7 @@ async def test_the_lines_of_an_outage_have_the_facts_of_the_events(
             await wait_until(lambda: bool(lines("connection_lost")), FAST, timeout=60)
             server.start()
             await wait_until(lambda: bool(lines("connection_restored")), FAST, timeout=60)
-            await lease.lost.wait()  # the server has forgotten it
+            await lease.wait_lost()  # the server has forgotten it
     lost, restored = told.one(ConnectionLost), told.one(ConnectionRestored)
     (said_lost,), (said_restored,) = lines("connection_lost"), lines("connection_restored")
     assert said_lost.server == lost.server == address

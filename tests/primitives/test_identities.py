@@ -44,7 +44,7 @@ async def test_joining_a_lease_without_an_end(
                     await joined.extend(5)
             else:
                 assert 0 < joined.remaining() <= max_hold
-                await asyncio.wait_for(joined.lost.wait(), 5)
+                await asyncio.wait_for(joined.wait_lost(), 5)
             first.check()
             assert await redis.pttl(NAME) == -1
 
@@ -68,7 +68,7 @@ async def test_joining_without_a_ttl_what_has_an_end(sync: Coordinator, redis: R
         joined = await AsyncLock(other, NAME, ttl=None, engine=engine).acquire(identity="w")
         assert 0 < joined.remaining() <= 0.5
         next_one = await AsyncLock(other, NAME).acquire(timeout=5)
-        assert joined.is_lost()
+        assert joined.lost
         with pytest.raises(LeaseLost):
             joined.check()
         await next_one.release()
@@ -122,7 +122,7 @@ async def test_p6_joining_a_lease_that_lasts_longer_than_the_ttl(sync: Coordinat
         joined = await AsyncLock(other, NAME, ttl=0.4).acquire(identity="w")
         brief = await AsyncLock(other, NAME, ttl=30, max_hold=0.2).acquire(identity="w")
         async with Timed() as took:
-            await brief.lost.wait()
+            await brief.wait_lost()
         assert took.waited < 0.5
         await asyncio.sleep(2.2)
         joined.check()

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost, WouldDeadlock, wait_until
-from redis_sync_aio.types import Push
+from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, LeaseLost, WouldDeadlock, wait_until
+from redis_sync_aio.types import BaseLease, Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST
@@ -22,7 +22,7 @@ from ..support.wired import quiet_loop as quiet_loop
 NAME = "named"
 WHO: dict[str, Any] = {"identity": "w"}
 kinds = pytest.mark.parametrize("kind", [*KINDS, *WATCHED], ids=str)
-Acquire = Callable[[], Coroutine[Any, Any, Lease]]
+Acquire = Callable[[], Coroutine[Any, Any, BaseLease]]
 TURNS = 14
 """Of the loop: more than an acquire takes."""
 
@@ -39,7 +39,7 @@ async def turns(number: int) -> None:
         await asyncio.sleep(0)
 
 
-async def cancel(*tasks: asyncio.Task[Lease]) -> list[Lease]:
+async def cancel(*tasks: asyncio.Task[BaseLease]) -> list[BaseLease]:
     """Cancel them; return what those got that were over."""
     for task in tasks:
         task.cancel()
@@ -50,7 +50,7 @@ async def cancel(*tasks: asyncio.Task[Lease]) -> list[Lease]:
     return got
 
 
-async def check_held(kind: Kind, lock: Exclusive, redis: Redis, lease: Lease) -> None:
+async def check_held(kind: Kind, lock: Exclusive, redis: Redis, lease: BaseLease) -> None:
     """Also when all that is in flight has arrived."""
     await lock.statistics()
     lease.check()

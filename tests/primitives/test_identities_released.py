@@ -73,7 +73,7 @@ async def test_p1_asked_before_a_release_and_answered_behind_it(
     holder: Lease = await asyncio.wait_for(their, 5)
     await turns(3)
     if mine.done():  # it had it before the release, and so it ended with that; a robust lock's was still adopting
-        assert isinstance(mine.exception(), LeaseLost) or mine.result().is_lost()
+        assert isinstance(mine.exception(), LeaseLost) or mine.result().lost
         await holder.release()
         return
     holder.check()
@@ -147,7 +147,7 @@ async def test_p1_joined_the_writer_before_an_upgrade_ends(sync: Coordinator, ot
         again = asyncio.create_task(rw.write().acquire(**ME))
         await asyncio.sleep(0)
     async with rival.read().acquire(timeout=5):
-        assert joined.is_lost()
+        assert joined.lost
         with pytest.raises(WouldDeadlock):
             await asyncio.wait_for(again, 5)
         reader.check()

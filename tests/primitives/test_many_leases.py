@@ -90,7 +90,7 @@ async def test_no_callback_works_on_all_leases(server: EmbeddedServer, caplog: p
             await wait_until(lambda: _ran(aside, before + MANY), FAST, timeout=60)
         with callbacks() as reconnecting:
             await cut(aside, coordinator)
-        assert not any(lease.is_lost() for lease in leases)
+        assert not any(lease.lost for lease in leases)
         with callbacks() as closing:
             await coordinator.aclose()
     for phase in (renewing, reconnecting, closing):

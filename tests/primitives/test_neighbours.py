@@ -430,7 +430,7 @@ async def test_tasks_that_share_notice_that_what_their_process_holds_is_gone(red
         await waiting(lock)
         await redis.delete(lock.name, *permit_keys(lock.name.encode(), "sem").all[:2])
         taken = await asyncio.wait_for(waiter, 4)
-        assert lease.is_lost()
+        assert lease.lost
         await taken.release()
 
     async with asyncio.TaskGroup() as kinds:

@@ -24,10 +24,10 @@ from redis_sync_aio import (
     AsyncReentrantLock,
     AsyncSemaphore,
     Coordinator,
-    Lease,
     LeaseLost,
     NotHeld,
 )
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import assert_undisturbed, for_ever, lost_in
 from .conftest import ALONE, PRIMITIVES, TOGETHER, Make, Primitive
@@ -41,7 +41,7 @@ class Body:
     """A task that runs a body under a lease until it may leave."""
 
     def __init__(self, stack: AsyncExitStack, context: Any) -> None:
-        self.lease: Lease
+        self.lease: BaseLease
         self._entered = asyncio.Event()
         self._leave = asyncio.Event()
         self.task = asyncio.create_task(self._run(stack, context))
@@ -51,7 +51,7 @@ class Body:
         self._entered.set()
         await self._leave.wait()
 
-    async def runs(self) -> Lease:
+    async def runs(self) -> BaseLease:
         """Wait until the body runs."""
         async with asyncio.timeout(5):
             await self._entered.wait()
@@ -130,11 +130,11 @@ async def test_a_generator_that_is_collected_ends_its_own_hold(primitive: Primit
     """Its task has ended; another task is in a body of the same object at that moment."""
     shared = make()
 
-    async def held() -> AsyncGenerator[Lease, None]:
+    async def held() -> AsyncGenerator[BaseLease, None]:
         async with shared as lease:
             yield lease
 
-    async def take_one() -> Lease:
+    async def take_one() -> BaseLease:
         return await anext(held())
 
     body = Body(AsyncExitStack(), shared)
@@ -239,13 +239,13 @@ async def test_a_body_learns_that_another_task_released_its_lease(
 ) -> None:
     """It is cancelled once, or sees the event, and ends with LeaseLost; nobody's cancellation is left behind."""
 
-    async def body(lease: Lease) -> None:
+    async def body(lease: BaseLease) -> None:
         entered.set_result(lease)
-        await (lease.lost.wait() if on_lost == "event" else for_ever())
+        await (lease.wait_lost() if on_lost == "event" else for_ever())
         with pytest.raises(LeaseLost):
             lease.check()
 
-    entered: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    entered: asyncio.Future[BaseLease] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(lost_in(make(on_lost=on_lost), body))
     async with asyncio.timeout(5):
         await (await entered).release()
@@ -310,7 +310,7 @@ async def test_a_lease_is_entered_once(primitive: Primitive, make: Make) -> None
 async def test_the_loss_of_an_entered_lease_cancels_its_body(primitive: Primitive, make: Make) -> None:
     lease = await make().acquire()
 
-    async def body(entered: Lease) -> None:
+    async def body(entered: BaseLease) -> None:
         asyncio.get_running_loop().call_soon(partial(entered._grant.lose, "taken"))
         await for_ever()
 
@@ -329,7 +329,7 @@ async def test_the_exit_of_an_upgrade_is_its_own(sync: Coordinator, redis: Redis
     """A writer by upgrade whose lease another task releases learns it as every body does, and reads on."""
     rw = AsyncReadWriteLock(sync, "it")
 
-    async def body(writer: Lease) -> None:
+    async def body(writer: BaseLease) -> None:
         entered.set_result(writer)
         await for_ever()
 
@@ -339,7 +339,7 @@ async def test_the_exit_of_an_upgrade_is_its_own(sync: Coordinator, redis: Redis
             reader.check()
             return error.reason
 
-    entered: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    entered: asyncio.Future[BaseLease] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(work())
     async with asyncio.timeout(5):
         await (await entered).release()

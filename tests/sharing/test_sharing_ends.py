@@ -67,7 +67,7 @@ async def test_p6_it_overstays_and_nobody_waits(redis: Redis, sync: Coordinator)
     """P6: then the lock is free, also when it might have rested."""
     lock = shared(sync, ttl=0.1, auto_renew=False, linger=60)
     lease = await lock.acquire()
-    await asyncio.wait_for(lease.lost.wait(), 5)
+    await asyncio.wait_for(lease.wait_lost(), 5)
     await gets_free(redis)
     with pytest.raises(LeaseLost):
         await lease.release()
@@ -121,7 +121,7 @@ async def test_p6_an_extension_does_not_shorten_max_hold(redis: Redis, sync: Coo
         began = now()
         lease = await shared(sync, **options).acquire()
         await lease.extend(0.2)
-        await asyncio.wait_for(lease.lost.wait(), 5)
+        await asyncio.wait_for(lease.wait_lost(), 5)
         assert least < now() - began < least + 1
         await gets_free(redis)
 
@@ -141,7 +141,7 @@ async def test_p2_what_is_left_behind_when_it_has_ended(
         if how == "lost":
             await redis.delete(NAME)
             process_grant_of(lease).look()
-            await asyncio.wait_for(lease.lost.wait(), 5)
+            await asyncio.wait_for(lease.wait_lost(), 5)
         else:
             await lease.release()
     theirs = await shared(other).acquire()
@@ -166,7 +166,7 @@ async def test_p1_p6_the_base_is_lost(redis: Redis, sync: Coordinator, how: str)
         await redis.delete(NAME)
     else:
         await redis.set(NAME, "foreign", px=60_000)
-    await asyncio.wait_for(lease.lost.wait(), 20)
+    await asyncio.wait_for(lease.wait_lost(), 20)
     if how == "taken over":
         await in_queue(redis, 1)
         assert not any(task.done() for task in waiting)

@@ -58,7 +58,7 @@ async def test_p3_a_task_that_left_the_line_takes_nothing(redis: Redis, sync: Co
     await leaves(leaver, how)
     await holder.release()
     overstays = await soon(following)
-    await asyncio.wait_for(overstays.lost.wait(), 5)  # what it had is given back, and handed to nobody
+    await asyncio.wait_for(overstays.wait_lost(), 5)  # what it had is given back, and handed to nobody
     await gets_free(redis)
     for _ in range(2):
         lease = await lock.try_acquire()
@@ -81,7 +81,7 @@ async def test_p3_a_task_that_left_the_line_keeps_no_limit(redis: Redis, sync: C
     await leaves(leaver, "cancelled")
     await holder.release()
     overstays = await soon(following)
-    await asyncio.wait_for(overstays.lost.wait(), 5)
+    await asyncio.wait_for(overstays.wait_lost(), 5)
 
     await AsyncSemaphore(other, NAME, limit=None).resize(5)
     more = AsyncSemaphore(sync, NAME, limit=5, share=True)

@@ -239,7 +239,7 @@ async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(sync: Coordinator, r
     await wait_until(waits(sem, 1), FAST, timeout=5)
     await redis.delete(*sem._keys.all)
     lease = await asyncio.wait_for(waiting, 15)
-    assert lost.is_lost()
+    assert lost.lost
     assert lease.token != lost.token
     with pytest.raises(LeaseLost):
         await lost.release()

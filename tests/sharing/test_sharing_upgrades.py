@@ -11,12 +11,12 @@ from redis_sync_aio import (
     AcquireTimeout,
     AsyncReadWriteLock,
     Coordinator,
-    Lease,
     LeaseLost,
     NotHeld,
     WouldDeadlock,
     wait_until,
 )
+from redis_sync_aio.types import GuardingLease
 
 from ..support.body import FAST
 from ..support.inside import TaskGrant, now
@@ -25,7 +25,7 @@ from ..support.sharing import turns
 NAME = "shared"
 
 
-def upgrading(rw: AsyncReadWriteLock, lease: Lease) -> asyncio.Task[Lease]:
+def upgrading(rw: AsyncReadWriteLock, lease: GuardingLease) -> asyncio.Task[GuardingLease]:
     return asyncio.create_task(rw.upgrade(lease).__aenter__())
 
 
@@ -35,7 +35,7 @@ async def test_an_upgrade_waits_for_the_readers_beside_it(sync: Coordinator) -> 
     first, second = await rw.read().acquire(), await rw.read().acquire()
     entered = asyncio.Event()
 
-    async def upgrade() -> Lease:
+    async def upgrade() -> GuardingLease:
         async with rw.upgrade(first) as writing:
             entered.set()
             writing.check()
@@ -89,7 +89,7 @@ async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: R
     with pytest.raises(NotHeld if how == "released" else LeaseLost):
         await asyncio.wait_for(entering, 5)
     if how == "lost":
-        assert beside.is_lost()
+        assert beside.lost
         return
     beside.check()
     assert (await rw.statistics()).readers == 1
@@ -109,8 +109,8 @@ async def test_p1_a_writer_is_lost_with_the_reader_it_was(sync: Coordinator, sha
     assert 0 < writer.remaining() <= left + 0.001
     if share:
         await writer.extend(30)
-    await asyncio.wait_for(mine.lost.wait(), 5)
-    assert writer.is_lost()
+    await asyncio.wait_for(mine.wait_lost(), 5)
+    assert writer.lost
     assert not writer.remaining()
 
     async def is_free() -> bool:
@@ -130,9 +130,9 @@ async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(sync: Coordinator)
     await turns()
     await beside.release()
     writer = await asyncio.wait_for(entering, 5)
-    await asyncio.wait_for(writer.lost.wait(), 5)
+    await asyncio.wait_for(writer.wait_lost(), 5)
     assert 0.9 < now() - began < 3
-    await asyncio.wait_for(mine.lost.wait(), 5)
+    await asyncio.wait_for(mine.wait_lost(), 5)
 
 
 async def test_p5_a_reader_that_ends_late_lets_an_upgrade_go_on(sync: Coordinator) -> None:

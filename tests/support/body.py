@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from redis_sync_aio import AsyncReadWriteLock, Backoff, Lease, LeaseLost
+from redis_sync_aio import AsyncReadWriteLock, Backoff, LeaseLost
+from redis_sync_aio.types import BaseLease
 
 from .factories import Exclusive
 
-L = TypeVar("L", bound=Lease)
+L = TypeVar("L", bound=BaseLease)
 
 FAST = Backoff(initial=0.001, cap=0.005)
 """For `wait_until`: look often."""

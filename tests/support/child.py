@@ -391,7 +391,7 @@ class Worker:
 
     async def do_lease(self, slot: str) -> dict[str, object]:
         lease = self.leases[slot]
-        return {"lost": lease.lost.is_set(), "remaining": lease.remaining(), "fence": lease.fence}
+        return {"lost": lease.lost, "remaining": lease.remaining(), "fence": lease.fence}
 
     async def do_wall(self) -> dict[str, object]:
         """Tell the time of the wall clock."""
@@ -399,18 +399,18 @@ class Worker:
 
     async def do_lost(self, slot: str) -> dict[str, object]:
         """Wait until the lease is lost."""
-        await self.leases[slot].lost.wait()
+        await self.leases[slot].wait_lost()
         return {}
 
     async def do_block(self, slot: str, seconds: str) -> dict[str, object]:
         """Block the event loop; say whether the lease was known to be lost before anything else ran."""
         time.sleep(float(seconds))  # noqa: ASYNC251
-        return {"lost": self.leases[slot].lost.is_set()}
+        return {"lost": self.leases[slot].lost}
 
     async def do_stop(self, slot: str) -> dict[str, object]:
         """Stop ourselves in the middle of a turn; as `do_block` when we continue."""
         os.kill(os.getpid(), signal.SIGSTOP)
-        return {"lost": self.leases[slot].lost.is_set()}
+        return {"lost": self.leases[slot].lost}
 
     async def do_late(self, name: str, key: str, ttl: str, guarded: str) -> dict[str, object]:
         """Count ``key`` up under a lock, but stop ourselves after the last check of the lease, before the write."""

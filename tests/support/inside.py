@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from redis_sync_aio import Coordinator, Lease
+from redis_sync_aio import Coordinator
 from redis_sync_aio._acquire import implicit, waits
 from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._acquire.hub import Hub
@@ -92,7 +92,7 @@ from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio._transport.shard_link import ShardLink
-from redis_sync_aio.types import Client
+from redis_sync_aio.types import Client, GuardingLease
 
 __all__ = [
     "ASK_AGAIN",
@@ -232,7 +232,7 @@ def process_grants(sync: Coordinator) -> list[ProcessGrant]:
     return [listener for listener in hub_of(sync).listeners.values() if isinstance(listener, ProcessGrant)]
 
 
-def read_through(lease: Lease, client: RedisClient) -> None:
+def read_through(lease: GuardingLease, client: RedisClient) -> None:
     """Let the transactions of ``lease`` use another client."""
     manager = lease._grant.manager
     manager.settings = replace(manager.settings, client=client)

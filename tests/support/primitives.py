@@ -15,8 +15,8 @@ from redis_sync_aio import (
     AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
-    Lease,
 )
+from redis_sync_aio.types import GuardingLease
 
 Maker = Callable[..., Any]
 """Makes a primitive of a coordinator and a name, with options that all of them have."""
@@ -55,7 +55,7 @@ MAKERS: Mapping[str, Maker] = {
 }
 
 
-async def upgraded(sync: Coordinator, name: str, **options: Any) -> Lease:
+async def upgraded(sync: Coordinator, name: str, **options: Any) -> GuardingLease:
     """Return the lease of a reader that has become the writer."""
     rw = AsyncReadWriteLock(sync, name, **options)
     return await rw.upgrade(await rw.read().acquire()).__aenter__()

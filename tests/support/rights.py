@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost, wait_until
+from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, LeaseLost, wait_until
+from redis_sync_aio.types import BaseLease
 
 from .inside import permit_keys
 from .served import ORDERS
@@ -55,8 +56,8 @@ async def _queued(primitive: AsyncSemaphore | AsyncReadWriteLock) -> bool:
     return (await primitive.statistics()).waiters > 0
 
 
-async def _hand_over(lease: Lease, acquire: Any, queued: Callable[[], Awaitable[bool]]) -> None:
-    waiting: asyncio.Task[Lease] = asyncio.create_task(acquire)
+async def _hand_over(lease: BaseLease, acquire: Any, queued: Callable[[], Awaitable[bool]]) -> None:
+    waiting: asyncio.Task[BaseLease] = asyncio.create_task(acquire)
 
     async def reached() -> bool:
         return waiting.done() or await queued()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Abandoned, AsyncRobustLock, Coordinator, Lease
+from redis_sync_aio import Abandoned, AsyncRobustLock, Coordinator
+from redis_sync_aio.types import BaseLease
 
 from .inside import robust_keys
 
@@ -25,11 +26,11 @@ def lock(sync: Coordinator) -> AsyncRobustLock:
     return AsyncRobustLock(sync, NAME)
 
 
-async def crash(redis: Redis, lease: Lease) -> None:
+async def crash(redis: Redis, lease: BaseLease) -> None:
     """To everybody but its holder the lease is over, as if its process was gone for longer than the ttl."""
     assert await redis.delete(lease.name) == 1
     lease._grant.manager.forget(lease._grant)  # and its holder never hears of it
 
 
-def is_of(abandoned: Abandoned | None, lease: Lease) -> bool:
+def is_of(abandoned: Abandoned | None, lease: BaseLease) -> bool:
     return abandoned is not None and (abandoned.token, abandoned.fence) == (lease.token, lease.fence)

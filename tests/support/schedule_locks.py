@@ -14,9 +14,9 @@ from redis_sync_aio import (
     AsyncReadWriteLock,
     AsyncSemaphore,
     Coordinator,
-    Lease,
     Unreachable,
 )
+from redis_sync_aio.types import GuardingLease
 
 from .gate import Command, Gate, Pipe
 from .inside import (
@@ -55,8 +55,8 @@ TALKING = 0.8
 class Door(NamedTuple):
     """The two ways in."""
 
-    hold: Callable[..., Acquiring[Lease]]
-    try_acquire: Callable[..., Coroutine[Any, Any, Lease | None]]
+    hold: Callable[..., Acquiring[GuardingLease]]
+    try_acquire: Callable[..., Coroutine[Any, Any, GuardingLease | None]]
 
 
 class Wanted(ABC):
@@ -257,7 +257,7 @@ class Holder(Worker):
             return "unreachable"
         return "held"
 
-    async def enter(self, lease: Lease) -> None:
+    async def enter(self, lease: GuardingLease) -> None:
         self.schedule.check_entry(self, lease)
         self.inside = True
         try:
@@ -296,14 +296,14 @@ class Acquisitions(Schedule[Holder]):
 
     # -- how it has to be ----------------------------------------------------------------------------------
 
-    def check_entry(self, holder: Holder, lease: Lease) -> None:
+    def check_entry(self, holder: Holder, lease: GuardingLease) -> None:
         """P1, P8: there is room, and the fence has risen."""
         inside = [other for other in self.workers if other.inside]
         held = sum(other.weight for other in inside)
         assert held + holder.weight <= self.wanted.limit, f"P1: {holder} and {inside} together"
         assert self.check_fence(lease, holder.weight), "P8"
 
-    def check_fence(self, lease: Lease, weight: int) -> bool:
+    def check_fence(self, lease: GuardingLease, weight: int) -> bool:
         fence, alone = lease.fence, weight == self.wanted.limit
         if self.wanted.fence_each and fence in self.fences:
             return False

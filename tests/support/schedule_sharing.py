@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease
+from redis_sync_aio import AsyncLock, Coordinator
+from redis_sync_aio.types import GuardingLease
 
 from .gate import Command, Gate, Pipe
 from .inside import TaskGrant, Ticket, hub_of, link_of, tuned, was_used
@@ -88,7 +89,7 @@ class Sharings(Acquisitions):
             self.known.pop(words[7], None)
         return super().permits(pipe, words)
 
-    def check_entry(self, holder: Holder, lease: Lease) -> None:
+    def check_entry(self, holder: Holder, lease: GuardingLease) -> None:
         super().check_entry(holder, lease)
         grant = lease._grant
         if not isinstance(grant, TaskGrant):

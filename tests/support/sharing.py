@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
+from redis_sync_aio.types import BaseLease
 
 from .body import FAST
 from .inside import CONTENDED, ProcessGrant, TaskGrant, cohorts_of, hub_of, link_events_of, lock_keys, read_push
 
+L = TypeVar("L", bound=BaseLease)
 NAME = "shared"
 KEYS = lock_keys(NAME.encode())
 
@@ -23,7 +25,7 @@ def shared(sync: Coordinator | Redis, name: str = NAME, **options: Any) -> Async
     return AsyncLock(sync, name, **{"ttl": 30, "share": True, **options})
 
 
-def process_grant_of(lease: Lease) -> ProcessGrant:
+def process_grant_of(lease: BaseLease) -> ProcessGrant:
     """Return the lease on the server that ``lease`` is a part of."""
     grant = lease._grant
     assert isinstance(grant, TaskGrant)
@@ -72,7 +74,7 @@ async def told(base: ProcessGrant) -> None:
     await wait_until(lambda: base.contended, FAST, timeout=15)
 
 
-async def soon(task: asyncio.Future[Lease]) -> Lease:
+async def soon(task: asyncio.Future[L]) -> L:
     """Return the lease that is granted now."""
     return await asyncio.wait_for(task, 5)
 

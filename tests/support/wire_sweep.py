@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from redis_sync_aio import Lease, wait_until
+from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from .factories import LOCK, Kind, SemaphoreKind
 from .proxy import (
@@ -66,7 +67,7 @@ Operation = Callable[[Wired, Arm], Awaitable[int]]
 """Does something, with the rule armed at the right moment; returns the last fence. What it held is released."""
 
 
-async def _let_go(w: Wired, lease: Lease) -> int:
+async def _let_go(w: Wired, lease: BaseLease) -> int:
     await w.check_held(lease)
     await lease.release()
     return lease.fence
@@ -128,7 +129,7 @@ async def renew(w: Wired, arm: Arm) -> int:
     lease = await w.lock(ttl=3).acquire()  # renewed after 1 s; a connection is given up and opened again meanwhile
     rule, first = arm(RENEW), lease._grant.deadline
     await rule.fired.wait()
-    await wait_until(lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON)
+    await wait_until(lambda: lease._grant.deadline > first or lease.lost, SOON)
     return await _let_go(w, lease)
 
 

@@ -15,8 +15,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import Backoff, Coordinator, Lease, wait_until
+from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from .factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
 from .inside import load, tuned
@@ -82,7 +83,7 @@ class Wired:
         """The same lock, as others see it who are not behind the proxy."""
         return self.kind.make(self.other, self.name, **options)
 
-    async def queued(self, number: int = 1, *, waiting: asyncio.Task[Lease] | None = None) -> None:
+    async def queued(self, number: int = 1, *, waiting: asyncio.Task[BaseLease] | None = None) -> None:
         """Wait until so many are in the queue, or until ``waiting`` fails instead."""
 
         async def enough() -> bool:
@@ -92,7 +93,7 @@ class Wired:
 
         await wait_until(enough, SOON, timeout=15)
 
-    async def check_held(self, lease: Lease) -> None:
+    async def check_held(self, lease: BaseLease) -> None:
         lease.check()
         assert lease.remaining() > 0
         assert await self.kind.token(self.direct, self.name) == lease._grant.wire_token

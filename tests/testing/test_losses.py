@@ -10,11 +10,12 @@ from typing import Any, Literal, cast, get_args
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncRedlock, AsyncRobustLock, Coordinator, Lease, LeaseLost, NotHeld, wait_until
+from redis_sync_aio import AsyncLock, AsyncRedlock, AsyncRobustLock, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
 from redis_sync_aio.testing import assert_idle, freeze_renewals, lose, steal
 from redis_sync_aio.testing.servers import IndependentServers
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, waits
 
@@ -23,14 +24,14 @@ KINDS = ("lock", "endless", "shared", "semaphore", "reader", "writer above", "mu
 
 
 @asynccontextmanager
-async def upgraded(sync: Coordinator) -> AsyncIterator[Lease]:
+async def upgraded(sync: Coordinator) -> AsyncIterator[BaseLease]:
     """Hold the lease of a writer that stands on that of a reader."""
     lock = sync.read_write_lock("x")
     async with lock.read() as reader, lock.upgrade(reader) as writer:
         yield writer
 
 
-def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[Lease]:
+def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[BaseLease]:
     options: dict[str, Callable[[], Any]] = {
         "lock": lambda: sync.lock("x").acquire(),
         "endless": lambda: sync.lock("x", ttl=None).acquire(),
@@ -42,7 +43,7 @@ def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[Lease]:
         "reentrant": lambda: sync.reentrant_lock("x").acquire(),
         "robust": lambda: AsyncRobustLock(sync, "x").acquire(),
     }
-    return cast("AbstractAsyncContextManager[Lease]", options[kind]())
+    return cast("AbstractAsyncContextManager[BaseLease]", options[kind]())
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -51,7 +52,7 @@ async def test_each_kind_of_lease_can_be_lost_for_each_reason(
     sync: Coordinator, other: Coordinator, kind: str, reason: LossReason
 ) -> None:
     """The body is cancelled and LeaseLost says the reason; nothing of the holder is left on the server."""
-    held: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    held: asyncio.Future[BaseLease] = asyncio.get_running_loop().create_future()
 
     async def body() -> None:
         async with hold(sync, kind) as lease:
@@ -126,7 +127,7 @@ async def test_a_lease_that_is_gone_already_is_lost_for_that_reason(redis: Redis
     await redis.delete("x")
     with pytest.raises(LeaseLost, match="it is gone from the server"):
         await lose(lease, "unreachable")
-    assert lease.lost.is_set()
+    assert lease.lost
 
 
 async def test_a_lease_may_be_lost_by_two_tasks_together(sync: Coordinator, other: Coordinator) -> None:
@@ -145,7 +146,7 @@ async def test_a_redlock_is_lost_with_its_majority(reason: LossReason) -> None:
         clients = group.clients()
         lease = await AsyncRedlock(clients, "x").acquire()
         await lose(lease, reason)
-        assert lease.lost.is_set()
+        assert lease.lost
         with pytest.raises(LeaseLost) as caught:
             lease.check()
         assert caught.value.reason == reason
@@ -168,7 +169,7 @@ async def test_a_stolen_lock_is_lost_and_can_be_given_to_the_next_waiter(sync: C
     lock = sync.lock("x")
     lease = await lock.acquire()
     token = await steal(other, "x")
-    assert lease.lost.is_set()
+    assert lease.lost
     with pytest.raises(LeaseLost, match="another token"):
         lease.check()
     waiting = asyncio.create_task(lock.acquire())
@@ -186,7 +187,7 @@ async def test_frozen_renewals_let_leases_end_with_their_ttl(sync: Coordinator) 
         with pytest.raises(RuntimeError, match="frozen already"), freeze_renewals(sync):
             pass
         async with asyncio.timeout(60):
-            await lease.lost.wait()
+            await lease.wait_lost()
         with pytest.raises(LeaseLost) as caught:
             lease.check()
         assert caught.value.reason in ("expired", "late")  # late: this process stood still meanwhile

@@ -142,7 +142,7 @@ async def test_a_parted_primary_loses_its_leases_before_the_other_one_grants_the
         async with Coordinator(other) as elsewhere, asyncio.timeout(120):
             following = await elsewhere.lock("orders:42", ttl=120).acquire()
             assert lease.remaining() == 0
-            await lease.lost.wait()
+            await lease.wait_lost()
             await group.heal()
 
             async def follows() -> bool:

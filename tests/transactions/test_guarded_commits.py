@@ -17,7 +17,6 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Conflict,
     Coordinator,
-    Lease,
     LeaseLost,
     NotHeld,
     OutcomeUnknown,
@@ -26,6 +25,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import GuardingLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST
@@ -40,19 +40,19 @@ pytestmark = pytest.mark.timing
 OVERTAKES = 15 * OPTIONS.scale
 """How often a holder is stopped and overtaken. Before a release: --scale=60."""
 
-Make = Callable[[Coordinator, str], Awaitable[Lease]]
+Make = Callable[[Coordinator, str], Awaitable[GuardingLease]]
 
 
-async def _both(sync: Coordinator, name: str) -> Lease:
+async def _both(sync: Coordinator, name: str) -> GuardingLease:
     return await AsyncMultiLock(sync, [f"{{{name}}}:1", f"{{{name}}}:2"]).acquire()
 
 
-async def _upgraded(sync: Coordinator, name: str) -> Lease:
+async def _upgraded(sync: Coordinator, name: str) -> GuardingLease:
     lock = AsyncReadWriteLock(sync, name, on_lost="event")
     return await lock.upgrade(await lock.read().acquire()).__aenter__()
 
 
-async def _nested(sync: Coordinator, name: str) -> Lease:
+async def _nested(sync: Coordinator, name: str) -> GuardingLease:
     lock = AsyncReentrantLock(sync, name)
     await lock.acquire()
     return await lock.acquire()
@@ -86,14 +86,14 @@ async def own(it: Wired) -> AsyncIterator[Coordinator]:
         yield own
 
 
-async def acquired(it: Wired, own: Coordinator, kind: str = "lock") -> Lease:
+async def acquired(it: Wired, own: Coordinator, kind: str = "lock") -> GuardingLease:
     """A lease whose guarded commits go through the proxy."""
     lease = await KINDS[kind](own, f"{it.key}:lock")
     read_through(lease, it.client)
     return lease
 
 
-async def commit(it: Wired, lease: Lease) -> None:
+async def commit(it: Wired, lease: GuardingLease) -> None:
     async with lease.transaction() as tx:
         tx.multi()
         tx.incr(it.key)
@@ -101,7 +101,7 @@ async def commit(it: Wired, lease: Lease) -> None:
     assert tx.replies == (1, 1)
 
 
-async def held_before_exec(it: Wired, lease: Lease) -> tuple[asyncio.Task[None], Rule]:
+async def held_before_exec(it: Wired, lease: GuardingLease) -> tuple[asyncio.Task[None], Rule]:
     """A commit that is kept between the comparison of the token and MULTI."""
     rule = it.proxy.on("MULTI", HOLD)
     committing = asyncio.create_task(commit(it, lease))
@@ -125,7 +125,7 @@ async def test_nothing_is_written_when_it_is_lost_before(it: Wired, own: Coordin
     await it.direct.flushall()
     with pytest.raises(LeaseLost):
         await commit(it, lease)
-    assert lease.lost.is_set()
+    assert lease.lost
     assert await it.counted() == 0
     await it.check_clean()
 
@@ -140,7 +140,7 @@ async def test_nothing_is_written_when_it_is_lost_between_check_and_exec(
     rule.release.set()
     with pytest.raises(LeaseLost):
         await committing
-    assert lease.lost.is_set()
+    assert lease.lost
     assert await it.counted() == 0
     await it.check_clean()
 

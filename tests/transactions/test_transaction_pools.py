@@ -237,5 +237,5 @@ async def test_a_pool_that_was_given_to_a_client_outlives_it(server: EmbeddedSer
         assert await redis.get("job") == lease.token.encode()
         await pool.disconnect()
         async with asyncio.timeout(9):
-            await lease.lost.wait()
+            await lease.wait_lost()
         assert lease._grant.reason == "closed"

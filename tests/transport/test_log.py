@@ -108,7 +108,7 @@ async def test_many_readers_of_one_permit(sync: Coordinator, redis: Redis, told:
         pass
     leases = [await side.acquire() for _ in range(3)]
     await redis.flushall()
-    await asyncio.gather(*(lease.lost.wait() for lease in leases))
+    await asyncio.gather(*(lease.wait_lost() for lease in leases))
     records = told("lease_lost")
     assert sum(record.tasks for record in records) == 3
     assert len(records) == (1 if share else 3)
@@ -207,7 +207,7 @@ async def test_a_server_that_is_away_for_long(told: Told) -> None:
             await asyncio.sleep(1.5)
             server.start()
             await wait_until(lambda: bool(told("connection_restored")), FAST, timeout=30)
-            await wait_until(lease.is_lost, FAST, timeout=30)
+            await wait_until(lambda: lease.lost, FAST, timeout=30)
     (lost,), (back,) = told("connection_lost"), told("connection_restored")
     assert (lost.levelname, back.levelname) == ("WARNING", "WARNING")
     assert lost.server == back.server == address
@@ -359,7 +359,7 @@ async def test_more_leases_than_one_process_can_renew(sync: Coordinator, told: T
     for first in range(0, len(locks), 500):
         leases += await asyncio.gather(*(lock.acquire() for lock in locks[first : first + 500]))
     await asyncio.gather(*(lease.extend(0.3) for lease in leases), return_exceptions=True)
-    await wait_until(lambda: sum(lease.is_lost() for lease in leases) > 1000, FAST, timeout=60)
+    await wait_until(lambda: sum(lease.lost for lease in leases) > 1000, FAST, timeout=60)
     for lease in leases:
         with suppress(LeaseLost, Unreachable):
             await lease.release()

@@ -94,7 +94,7 @@ async def test_p12_a9_coordinator_and_lease_belong_to_their_loop(sync: Coordinat
 async def test_p12_a9_lost_wait_in_another_loop(sync: Coordinator) -> None:
     """It would never be woken there."""
     async with AsyncLock(sync, NAME) as lease:
-        await elsewhere(lease.lost.wait)
+        await elsewhere(lease.wait_lost)
 
 
 async def test_p12_a9_close_in_another_loop(sync: Coordinator) -> None:

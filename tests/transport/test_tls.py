@@ -18,7 +18,6 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncSemaphore,
     Coordinator,
-    Lease,
     LeaseLost,
     Transaction,
     Unreachable,
@@ -26,6 +25,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.factories import Exclusive
 from ..support.inside import hub_of, now
@@ -163,7 +163,7 @@ async def test_b3_a_silent_server_is_left_in_time(server: EmbeddedServer, tls: T
 async def test_a_lease_is_lost_in_time(server: EmbeddedServer, tls: Tls) -> None:
     """P6, C4: also when what is written to goes nowhere."""
     async with wired(server, client=tls.options, tls=tls.context) as w:
-        lease: Lease | None = None
+        lease: BaseLease | None = None
         try:
             with anyio.fail_after(2):
                 async with w.lock(ttl=0.6) as lease:

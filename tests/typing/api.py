@@ -85,12 +85,12 @@ async def leases(lease: Lease) -> None:
     assert_type(lease.fence, int)
     assert_type(lease.token, str)
     assert_type(lease.remaining(), float)
-    assert_type(lease.lost, types.LossEvent)
-    assert_type(lease.lost.is_set(), bool)
-    assert_type(await lease.lost.wait(), None)
+    assert_type(lease.lost, bool)
+    assert_type(await lease.wait_lost(), bool)
     assert_type(lease.check(), None)
     assert_type(await lease.extend(60), None)
     assert_type(await lease.release(), None)
+    assert_type(await lease.detach(60), str)
     assert_type(lease.transaction(), GuardedTransaction)
     async with lease.transaction() as tx:
         assert_type(tx, GuardedTransaction)
@@ -146,16 +146,16 @@ async def read_write_locks(sync: Coordinator) -> None:
     assert_type(rw.write(), WriteSide)
     assert_type(await rw.statistics(), ReadWriteStatistics)
     async with rw.read() as lease:
-        assert_type(lease, Lease)
-        assert_type(rw.upgrade(lease, timeout=1), Acquiring[Lease])
+        assert_type(lease, types.GuardingLease)
+        assert_type(rw.upgrade(lease, timeout=1), Acquiring[types.GuardingLease])
         assert_type(await rw.downgrade(lease), None)
 
 
 async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
     """Locks that are made of locks."""
     reentrant = AsyncReentrantLock(sync, "name")
-    assert_type(await reentrant.acquire(identity="request 7"), Lease)
-    assert_type(await reentrant.try_acquire(), Lease | None)
+    assert_type(await reentrant.acquire(identity="request 7"), types.GuardingLease)
+    assert_type(await reentrant.try_acquire(), types.GuardingLease | None)
     assert_type(reentrant.depth(), int)
 
     multi = AsyncMultiLock(sync, ["a", "b"])

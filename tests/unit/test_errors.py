@@ -107,7 +107,6 @@ ABOUT_A_LOCK = [
     TransactionMisuse.other_slot("x", key="y"),
     TransactionMisuse.not_entered(("x",)),
     TransactionMisuse.caught(("x",), "a cancellation"),
-    TransactionMisuse.several_servers("x"),
     Conflict(attempts=3, conflicts=3, elapsed=0.5, keys=("x",), more_attempts=True),
     Conflict(attempts=1, conflicts=3, elapsed=0.5, keys=(), lease="x"),
     OutcomeUnknown(attempts=1, keys=(), lease="x"),

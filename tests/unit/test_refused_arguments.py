@@ -138,5 +138,5 @@ async def test_pauses_are_a_backoff(bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", [None, "lease", 5])
 async def test_what_is_lost_is_a_lease(bad: Any) -> None:
-    with pytest.raises(TypeError, match="lease must be a Lease"):
+    with pytest.raises(TypeError, match="lease must be a lease"):
         await lose(bad)

@@ -12,7 +12,8 @@ from functools import partial
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
-from redis_sync_aio import AcquireTimeout, Coordinator, Lease, LeaseLost, LimitMismatch, NotHeld, SyncError
+from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, LimitMismatch, NotHeld, SyncError
+from redis_sync_aio.types import BaseLease
 
 from .._failures import UNREACHABLE, USAGE, Failure
 from .._output import complain
@@ -124,10 +125,10 @@ class Holding:
             self.outcome.fence = lease.fence
             return await self._run_under(lease)
 
-    async def _acquire(self, sync: Coordinator) -> Lease | None:
+    async def _acquire(self, sync: Coordinator) -> BaseLease | None:
         plan = self.plan
-        acquire: Callable[..., Awaitable[Lease]]
-        try_acquire: Callable[[], Awaitable[Lease | None]]
+        acquire: Callable[..., Awaitable[BaseLease]]
+        try_acquire: Callable[[], Awaitable[BaseLease | None]]
         if plan.limit is not None:
             semaphore = sync.semaphore(plan.name, limit=plan.limit, ttl=plan.ttl, on_lost="event")
             acquire = partial(semaphore.acquire, plan.weight)
@@ -141,7 +142,7 @@ class Holding:
             acquire, try_acquire = side.acquire, side.try_acquire
         return await (acquire(timeout=plan.timeout) if plan.wait else try_acquire())
 
-    async def _run_under(self, lease: Lease) -> int:
+    async def _run_under(self, lease: BaseLease) -> int:
         began = monotonic()
         code = UNREACHABLE
         try:
@@ -159,9 +160,9 @@ class Holding:
             code = await self._release(lease, code)
         return code
 
-    async def _wait_for(self, child: Child, lease: Lease) -> int:
+    async def _wait_for(self, child: Child, lease: BaseLease) -> int:
         """Return the exit code of the program; end it when the lease is lost."""
-        lost = asyncio.create_task(lease.lost.wait(), name="redis_sync_aio run")
+        lost = asyncio.create_task(lease.wait_lost(), name="redis_sync_aio run")
         try:
             either: set[asyncio.Future[Any]] = {lost, child.ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +175,7 @@ class Holding:
         finally:
             lost.cancel()
 
-    async def _release(self, lease: Lease, code: int) -> int:
+    async def _release(self, lease: BaseLease, code: int) -> int:
         """Release the lease and return the exit code: that of the program, unless the lease was lost meanwhile."""
         try:
             await lease.release()
@@ -187,7 +188,7 @@ class Holding:
         return code
 
 
-def environment(lease: Lease) -> dict[str, str]:
+def environment(lease: BaseLease) -> dict[str, str]:
     """Return the environment of the program."""
     own = {"NAME": lease.name, "FENCE": str(lease.fence), "TOKEN": lease.token}
     return os.environ | {f"REDIS_SYNC_AIO_{key}": value for key, value in own.items()}
