@@ -349,7 +349,7 @@ def coordinator_in(state: object, where: str) -> Coordinator:
     sync = cast("Mapping[str, object]", state).get("sync") if isinstance(state, Mapping) else None
     if not isinstance(sync, Coordinator):
         raise RuntimeError(
-            f"there is no Coordinator in the state of {where}. In tests, let the lifespan run: the server does that, "
-            "`with TestClient(app)` does, httpx.ASGITransport does not"
+            f"there is no Coordinator in the state of {where}. In tests, let the lifespan run: `with TestClient(app)` "
+            "does that, httpx.ASGITransport does not: use redis_sync_aio.testing.run_lifespan(app)"
         )
     return sync

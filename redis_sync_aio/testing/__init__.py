@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from ._fixtures import Fixtures, Server, make_fixtures
 from ._idle import assert_idle
+from ._lifespan import run_lifespan
 from ._losses import freeze_renewals, lose, steal
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "freeze_renewals",
     "lose",
     "make_fixtures",
+    "run_lifespan",
     "steal",
 ]

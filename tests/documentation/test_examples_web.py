@@ -20,6 +20,7 @@ from redis_sync_aio.contrib.aiohttp import SYNC
 from redis_sync_aio.contrib.aiohttp import hold_lock as hold_lock_of_aiohttp
 from redis_sync_aio.contrib.fastapi import hold_lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing import run_lifespan
 
 from ..support.examples import load
 from ..support.examples import redis as redis
@@ -54,13 +55,12 @@ async def started(
         other = hold_lock("lock:order:{order_id:int}", timeout=patience, ttl=10, leave_when_gone=True)
         assert other.dependency is not None
         app.dependency_overrides[fastapi_service.order_lock.dependency] = other.dependency
-    async with app.router.lifespan_context(app) as state:
-        assert state is not None
+    async with run_lifespan(app) as running:
 
-        async def with_state(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope | {"state": dict(state)}, receive, send_by(send))
+        async def sending(scope: Any, receive: Any, send: Any) -> None:
+            await running(scope, receive, send_by(send))
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(with_state), base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(sending), base_url="http://x") as client:
             yield client
 
 
