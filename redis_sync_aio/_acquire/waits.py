@@ -26,7 +26,7 @@ from .._leases.grant import Grant
 from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
-from ..errors import AcquireTimeout
+from ..errors import AcquireTimeout, WaitTimeout
 
 Waiter: TypeAlias = "asyncio.Future[Any]"
 """The receiver that a task awaits until it has a grant."""
@@ -208,13 +208,13 @@ def data_in(keys: Keys, view: LockView) -> str | None:
 
 def timeout_error(
     resource: WaitedName, within: float | None, weight: int, permits: int, answered: bool = True
-) -> AcquireTimeout:
+) -> AcquireTimeout | WaitTimeout:
     """Return the error for a request that waited ``within`` seconds because others have it, as was ``answered``.
 
     ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
     """
     if isinstance(resource.keys, PermitKeys) and (closed := CLOSED.get(resource.keys.kind)):
-        return AcquireTimeout.of_gate(resource.name, within=within, answered=answered, closed=closed)
+        return WaitTimeout(name=resource.name, within=within, answered=answered, closed=closed)
     own = sum(lease.weight for lease in resource.leases)
     remaining = resource.holder_remaining()
     if weight and permits != WRITER_WEIGHT:

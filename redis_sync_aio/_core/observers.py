@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 
 import anyio
 
-from ..errors import AcquireTimeout
+from ..errors import AcquireTimeout, WaitTimeout
 from .attached import Attached
 from .clock import now
 from .events import (
@@ -107,7 +107,7 @@ class Observation:
 
     def failed(self, error: BaseException, waits: bool) -> None:
         """Tell that the request ended with ``error``; ``waits``: as `Observers.follow`."""
-        if isinstance(error, AcquireTimeout):
+        if isinstance(error, (AcquireTimeout, WaitTimeout)):
             self.withdrawn(*(("timeout", error) if waits else ("taken", None)))
         elif isinstance(error, Exception):
             self.withdrawn("error", error)
@@ -209,7 +209,7 @@ class Observers:
     ) -> G | None:
         """Await what ``granting`` returns, and tell the observers what becomes of this request.
 
-        ``waits``: whether it waits for other holders, so that an AcquireTimeout says that its time was up. ``refused``:
+        ``waits``: whether it waits for other holders, so that a timeout says that its time was up. ``refused``:
         what it means that nothing is returned.
         """
         observation = Observation(self, kind, name, pattern)

@@ -118,6 +118,8 @@ class BaseLease:
 
         Example:
             ```python
+            import asyncio
+
             async with lock as lease:
                 watching = asyncio.create_task(lease.wait_lost())
             assert not await watching

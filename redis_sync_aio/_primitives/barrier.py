@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import TracebackType
 
 from .._acquire.binding import CoordinatorLike
 from .._client.settings import Client
@@ -64,7 +63,7 @@ class AsyncBarrier:
     """An `asyncio.Barrier` for all processes: ``parties`` tasks wait for each other, and pass together.
 
     It is the `CyclicBarrier` of java.util.concurrent, across processes. Unlike there, a party that is cancelled or
-    times out does not break the barrier.
+    times out does not break the barrier. It is no context manager: a party that has passed holds nothing.
 
     Guarantees:
 
@@ -100,9 +99,9 @@ class AsyncBarrier:
         from redis_sync_aio import AsyncBarrier
 
         async def party() -> None:
-            async with AsyncBarrier(redis, "round:17", parties=3) as rank:
-                if rank == 0:
-                    print("all have come")
+            rank = await AsyncBarrier(redis, "round:17", parties=3).wait(timeout=60)
+            if rank == 0:
+                print("all have come")
 
         await asyncio.gather(party(), party(), party())  # in three processes
         ```
@@ -129,7 +128,7 @@ class AsyncBarrier:
 
         Raises:
             BrokenBarrierError: A party died, or `abort` or `reset` was called, before or while this one waited.
-            AcquireTimeout: The others did not come in time, and this party has left. It is also a `TimeoutError`.
+            WaitTimeout: The others did not come in time, and this party has left. It is also a `TimeoutError`.
             LimitMismatch: Others wait with another number of parties.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
             TypeError, ValueError: The timeout is bad. Nothing was sent.
@@ -189,14 +188,6 @@ class AsyncBarrier:
     def name(self) -> str:
         """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
         return self._parties.name
-
-    async def __aenter__(self) -> int:
-        return await self.wait()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Do nothing: a party that has passed has left already."""
 
     def __repr__(self) -> str:
         return f"<AsyncBarrier {self.name!r} parties={self.parties} ttl={self._parties.ttl / 1000}>"

@@ -12,7 +12,7 @@ from .._core.keys import CLOSED, Engine, PermitKind, permit_keys
 from .._leases.grant import Grant
 from .._leases.lease import BaseLease
 from .._scripts.constants import TEN_YEARS_MS, TOMBSTONE_MS
-from ..errors import AcquireTimeout
+from ..errors import WaitTimeout
 from .base import PermitPrimitive
 from .options import LeaseOptions
 
@@ -59,7 +59,7 @@ class Gate(PermitPrimitive[BaseLease]):
         return grant.fence
 
     def _taken(self, request: object, data: str | None) -> NoReturn:
-        raise AcquireTimeout.of_gate(self.name, within=0, closed=CLOSED[self._kind])
+        raise WaitTimeout(name=self.name, within=0, closed=CLOSED[self._kind])
 
     def token(self) -> tuple[bytes, int]:
         """Return a token for one command, and for how many ms the server has to remember it: copies come until then."""

@@ -79,7 +79,7 @@ class AsyncEvent:
             timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
 
         Raises:
-            AcquireTimeout: The event was not set in time. It is also a `TimeoutError`.
+            WaitTimeout: The event was not set in time. It is also a `TimeoutError`.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
             TypeError, ValueError: The timeout is bad. Nothing was sent.
 
@@ -191,7 +191,7 @@ class AsyncCountDownLatch:
             timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
 
         Raises:
-            AcquireTimeout: The count did not reach 0 in time. It is also a `TimeoutError`.
+            WaitTimeout: The count did not reach 0 in time. It is also a `TimeoutError`.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
             TypeError, ValueError: The timeout is bad. Nothing was sent.
 

@@ -24,7 +24,7 @@ from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
 from .._leases.hold import Acquiring, Face
 from .._leases.lease import Lease
-from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable
+from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable, WaitTimeout
 
 L = TypeVar("L", bound=Face)
 
@@ -44,7 +44,9 @@ GONE_TEXT = "the client has gone"
 TRY_AGAIN_LATER = 1013
 """The code that closes a websocket for one of these reasons."""
 
-NOT_SERVED: tuple[type[Exception], ...] = (AcquireTimeout, Unreachable, CoordinatorClosed, LeaseLost, OutOfMemory)
+NOT_SERVED: tuple[type[Exception], ...] = (
+    *(AcquireTimeout, WaitTimeout, Unreachable, CoordinatorClosed, LeaseLost, OutOfMemory),
+)
 """Errors after which the outcome of a request is unknown, or nothing was done, and a later one may succeed."""
 
 

@@ -19,7 +19,7 @@ from ._jobs import FingerprintMismatch, ResultNotKept, RunInterrupted
 from ._leases import AcquireTimeout, LimitMismatch, NotHeld, QueueFull, StaleFence, WouldDeadlock
 from ._loss import LeaseLost, LossReason
 from ._misuse import TransactionMisuse
-from ._parties import BrokenBarrierError
+from ._parties import BrokenBarrierError, WaitTimeout
 from ._recovery import StaleWriter, UndoFailed, UnknownStep
 from ._servers import (
     CommandRefused,
@@ -37,8 +37,8 @@ __all__ = [
     "AcquireTimeout", "BrokenBarrierError", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch",
     "LeaseLost", "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied",
     "PermissionDenied", "PushUnavailable", "QueueFull", "ResultNotKept", "RunInterrupted", "StaleFence", "StaleWriter",
-    "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext",
-    "WrongKeyType", "copy_error",
+    "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable", "WaitTimeout", "WouldDeadlock",
+    "WrongContext", "WrongKeyType", "copy_error",
 ]  # fmt: skip
 
 # Tracebacks and pickles name the place where users find the classes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ._base import SyncError
-from ._wording import listed, within
+from ._wording import listed, no_answer, within
 
 _MAX_HOLDERS = 5
 """Holders that one message shows."""
@@ -54,7 +54,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         """
         failed = f"{name!r} was not {'free' if answered else 'granted'}{_within(within)}"
         if not answered:
-            why = _no_answer(name)
+            why = no_answer(name)
         elif held_here:
             use = "use AsyncReentrantLock"
             if upgradable is not None:
@@ -87,7 +87,7 @@ class AcquireTimeout(SyncError, TimeoutError):
             held_here: The permits that this process holds.
         """
         if not answered:
-            why = f"{name!r} was not granted{_within(within)}: {_no_answer(name)}"
+            why = f"{name!r} was not granted{_within(within)}: {no_answer(name)}"
         else:
             why = f"{name!r} did not have {weight} of its {f'{limit} ' if limit else ''}permits free{_within(within)}: "
             why += _held_here(f"{held_here} of them", "") if held_here else _held_elsewhere("them")
@@ -106,19 +106,13 @@ class AcquireTimeout(SyncError, TimeoutError):
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
 
     @staticmethod
-    def of_gate(name: str, *, within: float | None, closed: str, answered: bool = True) -> AcquireTimeout:
-        """Return the error for an event, a latch or a barrier that did not open in time; ``closed`` says why."""
-        why = f"{closed}; wait longer, or find out which process is missing" if answered else _no_answer(name)
-        return AcquireTimeout(f"{name!r} did not open{_within(within)}: {why}", name=name, answered=answered)
-
-    @staticmethod
     def of_upgrade(name: str, *, remaining: float | None, answered: bool, read_here: bool) -> AcquireTimeout:
         """Return the error for a reader's lease that was not upgraded in time.
 
         ``read_here`` says that this process has another lease that reads it.
         """
         if not answered:
-            why = _no_answer(name)
+            why = no_answer(name)
         elif read_here:
             why = _held_here("another lease that reads it", "")
         else:
@@ -133,7 +127,7 @@ class AcquireTimeout(SyncError, TimeoutError):
     ) -> AcquireTimeout:
         """Return the error for several locks of which one, named by ``cause``, was not granted in time."""
         if not cause.answered:
-            why = _no_answer(cause.name)
+            why = no_answer(cause.name)
         else:
             why = _held_here(repr(cause.name), "") if held_here else _held_elsewhere(repr(cause.name))
         return AcquireTimeout(
@@ -167,10 +161,6 @@ _LONGER = "wait longer, or look at statistics() for the holders"
 
 def _within(seconds: float | None) -> str:
     return "" if seconds is None else f" {within(seconds)}"
-
-
-def _no_answer(name: str) -> str:
-    return f"Redis has not answered yet about {name!r}; allow more time"
 
 
 def _held_here(it: str, use: str) -> str:

@@ -25,6 +25,11 @@ def within(seconds: float) -> str:
     return f"within {seconds if seconds < 0.001 else round(seconds, 3)} seconds"
 
 
+def no_answer(name: str) -> str:
+    """Return the reason for a request about ``name`` that ended before the first answer."""
+    return f"Redis has not answered yet about {name!r}; allow more time"
+
+
 def page(name: str, section: str = "") -> str:
     """Return the address of a page of the documentation, as in "operations/servers", or of a section on it."""
     return f"{SITE}{name}/" + (f"#{section}" if section else "")

@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncBarrier, BrokenBarrierError, Coordinator, LimitMismatch, wait_until
+from redis_sync_aio import (
+    AsyncBarrier,
+    AsyncCountDownLatch,
+    AsyncEvent,
+    BrokenBarrierError,
+    Coordinator,
+    LimitMismatch,
+    wait_until,
+)
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WaitTimeout
 from redis_sync_aio.inspection import inspect
 from redis_sync_aio.testing import assert_idle
 
@@ -101,17 +110,25 @@ async def test_tasks_go_round_without_waiting_for_each_other_in_between(
     assert all(sorted(ranks) == [0, 1, 2] for ranks in zip(*found, strict=True))
 
 
-async def test_as_a_context_it_yields_the_rank(sync: Coordinator, engine: Any) -> None:
+async def test_one_party_passes_immediately(sync: Coordinator, engine: Any) -> None:
     alone = AsyncBarrier(sync, NAME, 1, engine=engine)
-    async with alone as rank:
-        assert rank == 0
+    assert await alone.wait() == 0
     assert await alone.wait(timeout=0) == 0
 
 
+async def test_what_acquires_nothing_is_no_context(sync: Coordinator) -> None:
+    """A body would suggest that something is held in it."""
+    every: list[Any] = [AsyncBarrier(sync, NAME, 1), AsyncEvent(sync, NAME), AsyncCountDownLatch(sync, NAME, 1)]
+    for waited in every:
+        with pytest.raises(TypeError, match="asynchronous context manager"):
+            async with waited:
+                pass
+
+
 async def test_a_party_whose_time_is_up_leaves(barrier: AsyncBarrier, far: AsyncBarrier, redis: Redis) -> None:
-    with pytest.raises(AcquireTimeout, match="'start' did not open immediately: not all of its parties have come"):
+    with pytest.raises(WaitTimeout, match="'start' did not open immediately: not all of its parties have come"):
         await barrier.wait(timeout=0)
-    with pytest.raises(AcquireTimeout, match=r"within 1\.0 seconds: not all of its parties have come"):
+    with pytest.raises(WaitTimeout, match=r"within 1\.0 seconds: not all of its parties have come"):
         await barrier.wait(timeout=1)
     await wait_until(joined(far, 0), FAST, timeout=PATIENCE)
     assert not await far.broken()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncCountDownLatch, AsyncEvent, AsyncLock, Coordinator, wait_until
+from redis_sync_aio import AsyncCountDownLatch, AsyncEvent, AsyncLock, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WaitTimeout
 from redis_sync_aio.inspection import inspect
 from redis_sync_aio.instrumentation import observe_all
 from redis_sync_aio.testing import assert_idle
@@ -101,9 +102,9 @@ async def test_whoever_waited_goes_on_although_it_is_cleared_again(
         await asyncio.gather(event.set(), event.clear())
         assert await asyncio.gather(*tasks) == [True] * 6
         assert not await far_event.is_set()
-        with pytest.raises(AcquireTimeout, match="'party' did not open immediately: nobody has set it"):
+        with pytest.raises(WaitTimeout, match="'party' did not open immediately: nobody has set it"):
             await far_event.wait(timeout=0)
-        with pytest.raises(AcquireTimeout, match=r"did not open within 1\.0 seconds: nobody has set it"):
+        with pytest.raises(WaitTimeout, match=r"did not open within 1\.0 seconds: nobody has set it"):
             await event.wait(timeout=1)
         await assert_idle(redis)
 
@@ -204,7 +205,7 @@ async def test_whoever_waits_goes_on_with_the_last_count(
         tasks = await waiting(redis, *(one.wait() for one in (latch, far_latch) * 3))
         assert await latch.count_down() == 2
         assert await far_latch.count_down() == 1
-        with pytest.raises(AcquireTimeout, match="'party' did not open immediately: it was not counted down to 0"):
+        with pytest.raises(WaitTimeout, match="'party' did not open immediately: it was not counted down to 0"):
             await far_latch.wait(timeout=0)
         assert await queued(redis, 6)()
         assert await latch.count_down() == 0

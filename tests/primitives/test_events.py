@@ -37,6 +37,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WaitTimeout
 from redis_sync_aio.instrumentation import (
     ConnectionLost,
     ConnectionRestored,
@@ -199,6 +200,14 @@ async def _waiting(sync: Coordinator, primitive: Primitive, make: Make) -> bool:
     sides = kind_of(primitive) in ("read", "write")
     found = await (sync.read_write_lock("it") if sides else make()).statistics()
     return any(one.waiters for one in (found.values() if isinstance(found, dict) else [found]))
+
+
+async def test_a_wait_whose_time_is_up_is_withdrawn(sync: Coordinator, told: Told) -> None:
+    """For what waits, and acquires nothing, as for what is acquired."""
+    with pytest.raises(WaitTimeout) as caught:
+        await sync.event("it").wait(timeout=0.1)
+    withdrawn = told.one(Withdrawn)
+    assert (withdrawn.kind, withdrawn.outcome, withdrawn.error) == ("event", "timeout", caught.value)
 
 
 @everything

@@ -142,6 +142,10 @@ async def wrong_context(it: Situation) -> None:
         await asyncio.get_running_loop().run_in_executor(pool, asyncio.run, it.sync.lock(NAME).acquire())
 
 
+async def wait_timeout(it: Situation) -> None:
+    await it.sync.event("migrated:2026-11").wait(timeout=2)
+
+
 async def broken_barrier(it: Situation) -> None:
     barrier = AsyncBarrier(it.sync, "start", 2)
     await barrier.abort()
@@ -291,6 +295,7 @@ async def server_not_started(it: Situation) -> None:
 ERRORS: dict[str, Raises] = {
     "SyncError": nonsense,
     "AcquireTimeout": acquire_timeout,
+    "WaitTimeout": wait_timeout,
     "QueueFull": queue_full,
     "NotHeld": not_held,
     "WouldDeadlock": would_deadlock,

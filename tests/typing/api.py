@@ -199,8 +199,6 @@ async def parties(sync: Coordinator, redis: Redis) -> None:
     await latch.wait(timeout=timedelta(minutes=1))
     barrier = AsyncBarrier(sync, "name", 3, ttl=timedelta(seconds=5), engine="lua")
     assert_type(sync.barrier("name", parties=3), AsyncBarrier)
-    async with barrier as rank:
-        assert_type(rank, int)
     assert_type(await barrier.wait(timeout=5), int)
     assert_type(await barrier.n_waiting(), int)
     assert_type(await barrier.broken(), bool)

@@ -298,7 +298,7 @@ def test_all_is_sorted_complete_and_real() -> None:
         assert getattr(redis_sync_aio, name).__module__.startswith(PACKAGE)
     for name, value in vars(errors).items():
         if inspect.isclass(value) and value.__module__ == errors.__name__:
-            assert name in redis_sync_aio.__all__, f"{name} cannot be caught by its public name"
+            assert name in errors.__all__, f"{name} cannot be caught by its public name"
 
 
 def test_the_public_modules_are_these_and_say_what_they_export() -> None:
