@@ -13,16 +13,8 @@ from typing import Any, ClassVar, Protocol, cast
 import redis
 from redis.asyncio.lock import Lock as RedisPyLock
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncReadWriteLock,
-    AsyncSemaphore,
-    Coordinator,
-    Lease,
-    Transaction,
-    transaction,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, transaction, wait_until
+from redis_sync_aio.types import Transaction
 
 from .contestant import CONNECTIONS, Contestant, Grip, OnClient
 from .market import ByLock, ByTransaction, ByWatch, Market

@@ -21,7 +21,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import WatchError
 
-from redis_sync_aio import Conflict, Coordinator, Transaction, transaction
+from redis_sync_aio import Conflict, Coordinator, transaction
+from redis_sync_aio.types import Transaction
 
 MARKET = "market"
 AT_ONCE = 1000

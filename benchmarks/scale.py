@@ -31,8 +31,9 @@ from redis.asyncio import Redis
 from rich.console import Console
 from rich.table import Table
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, CoordinatorClosed, Lease
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Lease
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 
 AT_ONCE = 100
 """Number of tasks that acquire at the same time."""

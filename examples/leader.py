@@ -21,8 +21,9 @@ from itertools import pairwise
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncRedlock, Coordinator, LeaseLost, RedlockLease, wait_until
+from redis_sync_aio import AsyncRedlock, Coordinator, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import RedlockLease
 
 TTL = 1.0
 

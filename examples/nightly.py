@@ -18,9 +18,8 @@ import time
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator
+from redis_sync_aio import Coordinator, once
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import once
 
 SLOTS, PERIOD, LATE = 6, 0.3, 0.05  # seconds between two slots, and by which each clock is later than the one before
 CRASHES = 2  # the slot whose first run is killed

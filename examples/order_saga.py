@@ -17,8 +17,9 @@ import sys
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncRobustLock, Compensation, UndoSteps
+from redis_sync_aio import AsyncRobustLock, Compensation
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import UndoSteps
 
 ORDER, STOCK = "order-7", 5
 

@@ -21,8 +21,9 @@ from contextlib import aclosing
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, Leader, LeaderElection, LeaseLost, Term
+from redis_sync_aio import Coordinator, LeaderElection, LeaseLost
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Leader, Term
 
 ELECTION, TTL = "scheduler", 2.0
 

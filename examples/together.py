@@ -19,8 +19,9 @@ import sys
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncBarrier, AsyncCountDownLatch, AsyncEvent, BrokenBarrierError, Coordinator, wait_until
+from redis_sync_aio import AsyncBarrier, AsyncCountDownLatch, AsyncEvent, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import BrokenBarrierError
 
 WORKERS = ("ann", "bob", "cy")
 TTL = 6.0

@@ -15,8 +15,9 @@ import sys
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncMultiLock, Coordinator, LeaseLost, MultiLease
+from redis_sync_aio import AsyncMultiLock, Coordinator, LeaseLost
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import MultiLease
 
 ACCOUNTS, START, TRANSFERS = ("ann", "bob", "cy", "dee", "eve"), 100, 10
 

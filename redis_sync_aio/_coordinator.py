@@ -303,15 +303,15 @@ class Coordinator:
 
     @makes(once)
     def once(self, *args: Any, **options: Any) -> Any:
-        """Return a context manager that one process enters per slot. Arguments: `redis_sync_aio.jobs.once`."""
+        """Return a context manager that one process enters per slot. Arguments: `redis_sync_aio.once`."""
 
     @makes(once_per)
     def once_per(self, *args: Any, **options: Any) -> Any:
-        """Return a decorator: one call per slot runs. Arguments: `redis_sync_aio.jobs.once_per`."""
+        """Return a decorator: one call per slot runs. Arguments: `redis_sync_aio.once_per`."""
 
     @makes(idempotent)
     def idempotent(self, *args: Any, **options: Any) -> Any:
-        """Return a decorator: all calls with one name get one result. Arguments: `redis_sync_aio.jobs.idempotent`."""
+        """Return a decorator: all calls with one name get one result. Arguments: `redis_sync_aio.idempotent`."""
 
     @makes(forget)
     def forget(self, *args: Any, **options: Any) -> Any:

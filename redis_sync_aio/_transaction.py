@@ -77,7 +77,7 @@ async def transaction(
 
     Args:
         client: A `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`, whose client is used.
-        body: A coroutine function of one argument, a [`Transaction`][redis_sync_aio.Transaction].
+        body: A coroutine function of one argument, a [`Transaction`][redis_sync_aio.types.Transaction].
         keys: All keys that the body reads and that decide about its writes: str or bytes, at least one.
         attempts: How often the body may run, 1 or more.
         timeout: Seconds or timedelta from the call. No attempt begins after that; an attempt that runs then is
@@ -122,7 +122,8 @@ async def transaction(
 
     Example:
         ```python
-        from redis_sync_aio import Transaction, transaction
+        from redis_sync_aio import transaction
+        from redis_sync_aio.types import Transaction
 
         async def deduct(tx: Transaction) -> int:
             left = int(await tx.get("stock:1") or 0) - 1
@@ -155,8 +156,8 @@ def watch_retry(
 ) -> WatchRetry:
     """Return a decorator that turns functions into transactions. The result is also a loop over attempts.
 
-    As a decorator: the first argument of the function is the [`Transaction`][redis_sync_aio.Transaction]. Callers leave
-    it out, and get the result of the function. ``keys`` are text and may refer to the other arguments:
+    As a decorator: the first argument of the function is the [`Transaction`][redis_sync_aio.types.Transaction].
+    Callers leave it out, and get the result of the function. ``keys`` are text and may refer to the other arguments:
     ``"stock:{item}"``. (Double the braces of a hash tag.) Not for methods, whose first argument is their object: use
     `transaction` or the loop inside them.
 
@@ -173,7 +174,8 @@ def watch_retry(
 
     Example:
         ```python
-        from redis_sync_aio import Transaction, watch_retry
+        from redis_sync_aio import watch_retry
+        from redis_sync_aio.types import Transaction
 
         @watch_retry(redis, "stock:{item}", attempts=50)
         async def deduct(tx: Transaction, item: int, n: int) -> int:

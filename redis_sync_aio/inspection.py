@@ -30,16 +30,13 @@ from ._inspection.patterns import check, compiled, exact, literal
 from ._inspection.problems import TRANSIENT
 from ._inspection.reading import reading_of
 from ._inspection.server import Server, batches, heard, opened, reading
-from ._inspection.views import Access, HolderView, Kind, MarkView, NameView, Problem, ProblemCode, WaiterView
+from ._inspection.views import HolderView, MarkView, NameView, Problem, WaiterView
 
 __all__ = [
-    "Access",
     "HolderView",
-    "Kind",
     "MarkView",
     "NameView",
     "Problem",
-    "ProblemCode",
     "WaiterView",
     "escape",
     "inspect",

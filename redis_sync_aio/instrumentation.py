@@ -37,7 +37,7 @@ later gets no events of requests that began before.
 
 from __future__ import annotations
 
-from ._core.attached import Attached, Observer, PatternOf
+from ._core.attached import Observer, PatternOf
 from ._core.events import (
     ConnectionLost,
     ConnectionRestored,
@@ -45,26 +45,22 @@ from ._core.events import (
     Granted,
     HandedOver,
     Lost,
-    LostReason,
     Released,
     RenewedLate,
     Requested,
     Skipped,
     Stalled,
     Withdrawn,
-    WithdrawnOutcome,
 )
 from ._core.observing import observe_all
 
 __all__ = [
-    "Attached",
     "ConnectionLost",
     "ConnectionRestored",
     "Event",
     "Granted",
     "HandedOver",
     "Lost",
-    "LostReason",
     "Observer",
     "PatternOf",
     "Released",
@@ -73,6 +69,5 @@ __all__ = [
     "Skipped",
     "Stalled",
     "Withdrawn",
-    "WithdrawnOutcome",
     "observe_all",
 ]

@@ -64,7 +64,7 @@ from .errors import (
     SyncError,
 )
 
-__all__ = ["Codec", "OnCrash", "SlotState", "forget", "idempotent", "once", "once_per"]
+__all__ = ["Codec", "OnCrash", "forget", "idempotent", "once", "once_per"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -263,7 +263,7 @@ def once_per(
 ) -> SynchronizeOrSkip:
     """Decorate a coroutine function: of all calls for one slot, on all machines, one runs. The others return None.
 
-    A call that returns None without running logs why, and tells observers, as [`once`][redis_sync_aio.jobs.once] does.
+    A call that returns None without running logs why, and tells observers, as [`once`][redis_sync_aio.once] does.
 
     Args:
         client: As for `once`, or a function without arguments that returns one, called at each call.
@@ -280,7 +280,7 @@ def once_per(
         TypeError, ValueError: At decoration: an argument is bad, a field is neither the time nor an argument, the time
             has no format or one that is finer than a minute, or ``keep`` does not fit the format.
 
-    The other arguments are those of [`once`][redis_sync_aio.jobs.once]. A call raises whatever the function raises, and
+    The other arguments are those of [`once`][redis_sync_aio.once]. A call raises whatever the function raises, and
     the errors of `once`.
 
     Example:

@@ -1,49 +1,66 @@
-"""The types in signatures of this package that have no other public place: for annotations of your own."""
+"""The types that the package returns or takes and you do not make: for annotations of your own."""
 
 from __future__ import annotations
 
 from ._acquire.binding import CoordinatorLike
 from ._acquire.options import CoordinatorOptions
 from ._client.settings import Client, RedisClient, ValkeyClient
-from ._coordinator import HeldHere, Push, WaitingHere
+from ._coordinator import CoordinatorStatistics, HeldHere, Push, WaitingHere
 from ._core.arguments import Json, Name, Seconds
-from ._core.attached import Observer, PatternOf
 from ._core.keys import Engine
 from ._leases.hold import Acquiring, OnLost
 from ._leases.lease import BaseLease, GuardingLease
-from ._primitives.lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
-from ._primitives.semaphore import OnMismatch
-from ._recovery.undo import UndoStep
-from ._transactions.attempts import Attempts
-from ._transactions.exec_replies import Replies
+from ._primitives.election import Leader, Term
+from ._primitives.lock import LockStatistics
+from ._primitives.multilock import MultiLease
+from ._primitives.redlock import RedlockLease, RedlockStatistics
+from ._primitives.robust import RobustLease
+from ._primitives.rwlock import ReadSide, ReadWriteStatistics, WriteSide
+from ._primitives.semaphore import PermitHolder, SemaphoreStatistics
+from ._recovery.record import Abandoned
+from ._recovery.undo import UndoSteps
+from ._transaction import Transaction, WatchRetry
+from ._transactions.attempts import Attempt
+from ._transactions.guarded import GuardedTransaction
+from ._transactions.options import Committed
 from .errors import LossReason
 
 __all__ = [
+    "Abandoned",
     "Acquiring",
-    "Attempts",
+    "Attempt",
     "BaseLease",
     "Client",
-    "ClientSource",
+    "Committed",
     "CoordinatorLike",
     "CoordinatorOptions",
+    "CoordinatorStatistics",
     "Engine",
+    "GuardedTransaction",
     "GuardingLease",
     "HeldHere",
     "Json",
+    "Leader",
+    "LockStatistics",
     "LossReason",
+    "MultiLease",
     "Name",
-    "Observer",
-    "OnBusy",
     "OnLost",
-    "OnMismatch",
-    "PatternOf",
+    "PermitHolder",
     "Push",
+    "ReadSide",
+    "ReadWriteStatistics",
     "RedisClient",
-    "Replies",
+    "RedlockLease",
+    "RedlockStatistics",
+    "RobustLease",
     "Seconds",
-    "Synchronize",
-    "SynchronizeOrSkip",
-    "UndoStep",
+    "SemaphoreStatistics",
+    "Term",
+    "Transaction",
+    "UndoSteps",
     "ValkeyClient",
     "WaitingHere",
+    "WatchRetry",
+    "WriteSide",
 ]

@@ -10,7 +10,8 @@ from .._core import logs
 from .._core.keys import Keys
 from .._engine.replies import Pushed, read_push
 from .._scripts.constants import CONTENDED
-from ..errors import PushUnavailable, SyncError, copy_error
+from ..errors import PushUnavailable, SyncError
+from ..errors._base import copy_error
 from .options import HubOptions
 from .resource import HubServices, Resource
 

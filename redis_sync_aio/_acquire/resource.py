@@ -21,7 +21,8 @@ from .._leases.grant import Grant
 from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
-from ..errors import CoordinatorClosed, copy_error
+from ..errors import CoordinatorClosed
+from ..errors._base import copy_error
 from .acquisition import Acquisition
 from .healing import Healing, HealingHub
 from .identities import IdentityRequests

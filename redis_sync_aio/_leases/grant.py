@@ -27,7 +27,8 @@ from .._core.clock import now
 from .._core.display import text
 from .._core.futures import Ended, FutureLike
 from .._core.keys import Keys
-from ..errors import LeaseLost, LossReason, NotHeld, WrongContext, copy_error
+from ..errors import LeaseLost, LossReason, NotHeld, WrongContext
+from ..errors._base import copy_error
 from .loss import Cause, cause_of
 from .settings import LeaseSettings
 from .tasks import TaskRef, ended, is_request

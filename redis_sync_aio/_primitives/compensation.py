@@ -52,7 +52,7 @@ class Compensation:
 
     **With a lease of an [`AsyncRobustLock`][redis_sync_aio.AsyncRobustLock]**, steps that are pushed by name are
     recorded on the server before `push` returns. If this process dies, the next holder can run them
-    ([`RobustLease.compensate`][redis_sync_aio.RobustLease.compensate]).
+    ([`RobustLease.compensate`][redis_sync_aio.types.RobustLease.compensate]).
 
     - Push a step *before* the action that it undoes, since a crash may come in between. A step must do no harm if the
       action did not happen, or if the step runs twice.

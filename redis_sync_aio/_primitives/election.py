@@ -127,7 +127,8 @@ class LeaderElection:
 
     Example:
         ```python
-        from redis_sync_aio import LeaderElection, Term
+        from redis_sync_aio import LeaderElection
+        from redis_sync_aio.types import Term
 
         election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
 
@@ -203,7 +204,8 @@ class LeaderElection:
 
         Example:
             ```python
-            from redis_sync_aio import LeaderElection, Term
+            from redis_sync_aio import LeaderElection
+            from redis_sync_aio.types import Term
 
             election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
 

@@ -25,7 +25,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
 
     Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock], and one more. A holder whose predecessor ended without
     a clean release finds what that one left behind: its progress, and the undo steps that it had recorded
-    ([`RobustLease.abandoned`][redis_sync_aio.RobustLease.abandoned]).
+    ([`RobustLease.abandoned`][redis_sync_aio.types.RobustLease.abandoned]).
 
     An acquisition takes one round trip more than that of an `AsyncLock`. It raises LeaseLost if the lock is lost within
     that. Use this class for all locks of the name: an `AsyncLock` of the same name excludes them, but neither reads nor

@@ -44,7 +44,7 @@ class UndoSteps(Mapping[str, UndoStep]):
 
     Example:
         ```python
-        from redis_sync_aio import UndoSteps
+        from redis_sync_aio.types import UndoSteps
 
         steps = UndoSteps()
 

@@ -35,7 +35,8 @@ from .._acquire.resource import Resource
 from .._acquire.waits import Waits, timeout_error
 from .._core.clock import now
 from .._leases.grant import Grant
-from ..errors import LimitMismatch, Unreachable, copy_error
+from ..errors import LimitMismatch, Unreachable
+from ..errors._base import copy_error
 from .holdings import Awaited, Holdings
 from .pending_grant import PendingGrant
 from .shared_grant import ProcessGrant, Task, TaskGrant

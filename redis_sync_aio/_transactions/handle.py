@@ -43,7 +43,7 @@ class Transaction(AsyncCoreCommands):
 
     Example:
         ```python
-        from redis_sync_aio import Transaction
+        from redis_sync_aio.types import Transaction
 
         async def deduct(tx: Transaction, amount: int) -> int:
             stock = int(await tx.get("stock:1") or 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from .._core.backoff import Backoff
 from .._core.clock import now
-from ..errors import copy_error
+from ..errors._base import copy_error
 from .call import Call
 
 AFTER_REFUSAL = Backoff(initial=0.01, cap=0.25)

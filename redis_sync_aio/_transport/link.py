@@ -33,7 +33,8 @@ from .._core import logs
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
 from .._core.slices import Slices
-from ..errors import Unreachable, copy_error
+from ..errors import Unreachable
+from ..errors._base import copy_error
 from . import failures
 from .call import Call
 from .call_queue import CallQueue

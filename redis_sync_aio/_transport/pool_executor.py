@@ -27,7 +27,8 @@ from .._core import logs
 from .._core.cancellation import cancel_repeatedly, cancelled, heeded
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
-from ..errors import SyncError, copy_error
+from ..errors import SyncError
+from ..errors._base import copy_error
 from .call import Call
 from .dialogues import Converse
 from .failures import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered

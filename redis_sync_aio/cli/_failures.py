@@ -17,7 +17,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from redis_sync_aio import CommandRefused, PermissionDenied, SyncError
+from redis_sync_aio import CommandRefused, SyncError
+from redis_sync_aio.errors import PermissionDenied
 from redis_sync_aio.errors._wording import page
 
 from .._client.address import Address

@@ -32,11 +32,6 @@ from ._web import RequestName, Source
 __all__ = [
     "REDIS",
     "SYNC",
-    "Handler",
-    "HoldLease",
-    "Middleware",
-    "Source",
-    "ValueOf",
     "answer_errors",
     "cleanup_ctx_of",
     "hold_lock",

@@ -14,7 +14,7 @@ They can be pickled and copied. Not among them: bad arguments are TypeError, Val
 
 from __future__ import annotations
 
-from ._base import SyncError, copy_error
+from ._base import SyncError
 from ._jobs import FingerprintMismatch, ResultNotKept, RunInterrupted
 from ._leases import AcquireTimeout, LimitMismatch, NotHeld, QueueFull, StaleFence, WouldDeadlock
 from ._loss import LeaseLost, LossReason
@@ -38,7 +38,7 @@ __all__ = [
     "LeaseLost", "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied",
     "PermissionDenied", "PushUnavailable", "QueueFull", "ResultNotKept", "RunInterrupted", "StaleFence", "StaleWriter",
     "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable", "WaitTimeout", "WouldDeadlock",
-    "WrongContext", "WrongKeyType", "copy_error",
+    "WrongContext", "WrongKeyType",
 ]  # fmt: skip
 
 # Tracebacks and pickles name the place where users find the classes.

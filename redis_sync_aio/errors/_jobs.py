@@ -8,7 +8,7 @@ from ._base import SyncError
 class FingerprintMismatch(SyncError, ValueError):
     """Two different requests used the same name of `idempotent`. The second one did not run.
 
-    Give each request a name of its own; see [`idempotent`][redis_sync_aio.jobs.idempotent].
+    Give each request a name of its own; see [`idempotent`][redis_sync_aio.idempotent].
 
     Attributes:
         name: The name of the run, with the arguments of the call in it.

@@ -29,10 +29,7 @@ from ._resp import END, Dialogue, Frame, Predicate, Socket, anything, arg, as_by
 
 __all__ = [
     "Action",
-    "Fault",
     "FaultProxy",
-    "Frame",
-    "Match",
     "Passage",
     "Rule",
     "anything",

@@ -34,7 +34,7 @@ from ._recorder import Recorder
 from ._svg import svg
 from ._timeline import Timeline
 
-__all__ = ["By", "Trace", "merged", "tracing"]
+__all__ = ["Trace", "merged", "tracing"]
 
 TITLE = "Who held which lock, and when"
 

@@ -15,8 +15,9 @@ from redis_sync_aio.cli._look.release import announced, held_by
 from redis_sync_aio.cli._look.screen import TopScreen
 from redis_sync_aio.cli._look.show import state
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.inspection import Access, HolderView, Kind, NameView, WaiterView
+from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 
+from ..support.inside import Access, Kind
 from ..support.programs import command, terminal
 
 

@@ -24,14 +24,9 @@ from redis_sync_aio import (
     AsyncSemaphore,
     CommandRefused,
     Coordinator,
-    CoordinatorClosed,
     FenceGate,
     Lease,
     LeaseLost,
-    PermissionDenied,
-    StaleFence,
-    Transaction,
-    TransactionMisuse,
     Unreachable,
     transaction,
     wait_until,
@@ -39,6 +34,8 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed, PermissionDenied, StaleFence, TransactionMisuse
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, for_ever, waits
 from ..support.clusters import SHARDS, Nodes

@@ -14,7 +14,8 @@ import pytest_asyncio
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Transaction, transaction, wait_until
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, transaction, wait_until
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes

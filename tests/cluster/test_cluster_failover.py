@@ -10,17 +10,9 @@ import pytest
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import NodesManager
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    AsyncLock,
-    Coordinator,
-    LeaseLost,
-    Transaction,
-    Unreachable,
-    transaction,
-    wait_until,
-)
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, Unreachable, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes

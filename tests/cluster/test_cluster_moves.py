@@ -7,16 +7,8 @@ import asyncio
 import pytest
 from redis.asyncio import RedisCluster
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncSemaphore,
-    CommandRefused,
-    Coordinator,
-    Transaction,
-    Unreachable,
-    transaction,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncSemaphore, CommandRefused, Coordinator, Unreachable, transaction, wait_until
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes

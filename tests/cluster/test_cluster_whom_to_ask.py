@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redis_sync_aio import Coordinator, Transaction, transaction
+from redis_sync_aio import Coordinator, transaction
+from redis_sync_aio.types import Transaction
 
 from ..support.clusters import Nodes, cluster, moved_back
 from ..support.inside import Address, ClusterNodes, Range

@@ -15,8 +15,9 @@ import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Lease, PushUnavailable, wait_until
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PushUnavailable
 
 from ..support.body import FAST, waits
 from ..support.clusters import EVEN, SHARDS, Nodes

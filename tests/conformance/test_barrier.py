@@ -12,17 +12,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncBarrier,
-    AsyncCountDownLatch,
-    AsyncEvent,
-    BrokenBarrierError,
-    Coordinator,
-    LimitMismatch,
-    wait_until,
-)
+from redis_sync_aio import AsyncBarrier, AsyncCountDownLatch, AsyncEvent, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import WaitTimeout
+from redis_sync_aio.errors import BrokenBarrierError, LimitMismatch, WaitTimeout
 from redis_sync_aio.inspection import inspect
 from redis_sync_aio.testing import assert_idle
 

@@ -17,8 +17,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import ConnectionPool, Redis, UnixDomainSocketConnection
 
-from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, CoordinatorClosed, wait_until
+from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST

@@ -13,7 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from redis_sync_aio import Compensation, UndoFailed, UndoSteps
+from redis_sync_aio import Compensation
+from redis_sync_aio.errors import UndoFailed
+from redis_sync_aio.types import UndoSteps
 
 from ..support.body import assert_undisturbed, for_ever
 

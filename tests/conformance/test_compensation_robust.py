@@ -8,20 +8,9 @@ import json
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncRobustLock,
-    Compensation,
-    Coordinator,
-    LeaseLost,
-    NotHeld,
-    RobustLease,
-    StaleWriter,
-    UndoFailed,
-    UndoSteps,
-    UnknownStep,
-    WrongKeyType,
-)
+from redis_sync_aio import AsyncLock, AsyncRobustLock, Compensation, Coordinator, LeaseLost, NotHeld
+from redis_sync_aio.errors import StaleWriter, UndoFailed, UnknownStep, WrongKeyType
+from redis_sync_aio.types import RobustLease, UndoSteps
 
 from ..support.body import assert_undisturbed, for_ever
 from ..support.inside import load

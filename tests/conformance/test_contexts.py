@@ -15,15 +15,8 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    Coordinator,
-    LeaseLost,
-    NotHeld,
-    SyncError,
-    WrongKeyType,
-    wait_until,
-)
+from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, NotHeld, SyncError, wait_until
+from redis_sync_aio.errors import WrongKeyType
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient

@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, Coordinator, CoordinatorClosed, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST, waits
 from ..support.contexts import connections, nothing_left, observer, our_tasks, same

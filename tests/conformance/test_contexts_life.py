@@ -14,16 +14,9 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncSemaphore,
-    Coordinator,
-    CoordinatorClosed,
-    LeaseLost,
-    SyncError,
-    Unreachable,
-    wait_until,
-)
+from redis_sync_aio import AsyncSemaphore, Coordinator, LeaseLost, SyncError, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Leader, LeaderElection, LeaseLost, Term, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaderElection, LeaseLost, wait_until
 from redis_sync_aio.inspection import inspect
 from redis_sync_aio.instrumentation import observe_all
-from redis_sync_aio.types import Client
+from redis_sync_aio.types import Client, Leader, Term
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
 from ..support.sweep import Outcome, sweep

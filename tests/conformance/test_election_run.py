@@ -11,7 +11,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, CoordinatorClosed, LeaderElection, Term, Unreachable, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, LeaderElection, Unreachable, wait_until
+from redis_sync_aio.errors import CoordinatorClosed
+from redis_sync_aio.types import Term
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
 from ..support.served import served

@@ -23,8 +23,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, LeaseLost, Unreachable, WrongKeyType, wait_until
+from redis_sync_aio import Coordinator, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WrongKeyType
 
 from ..support.body import FAST, assert_undisturbed, for_ever
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind

@@ -22,9 +22,8 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     FenceGate,
-    StaleFence,
-    WrongKeyType,
 )
+from redis_sync_aio.errors import StaleFence, WrongKeyType
 from redis_sync_aio.types import GuardingLease
 
 from ..support.inside import gate_keys

@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    AsyncLock,
-    AsyncMultiLock,
-    Coordinator,
-    MultiLease,
-    NotHeld,
-    WouldDeadlock,
-    wait_until,
-)
+from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncMultiLock, Coordinator, NotHeld, WouldDeadlock, wait_until
+from redis_sync_aio.types import MultiLease
 
 from ..support.body import FAST
 from ..support.inside import hub_of, lease_groups

@@ -9,20 +9,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncMultiLock,
-    Coordinator,
-    CoordinatorClosed,
-    LeaseLost,
-    MultiLease,
-    NotHeld,
-    Unreachable,
-    WrongKeyType,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncMultiLock, Coordinator, LeaseLost, NotHeld, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import LossReason
+from redis_sync_aio.errors import CoordinatorClosed, LossReason, WrongKeyType
+from redis_sync_aio.types import MultiLease
 
 from ..support.arena import Arena, sweep_all
 from ..support.body import FAST, for_ever, lost_in

@@ -15,16 +15,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    AsyncLock,
-    AsyncReentrantLock,
-    Coordinator,
-    NotHeld,
-    WrongContext,
-    wait_until,
-)
+from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncReentrantLock, Coordinator, NotHeld, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WrongContext
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient

@@ -12,7 +12,6 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    Abandoned,
     AsyncLock,
     AsyncMultiLock,
     AsyncReentrantLock,
@@ -21,12 +20,11 @@ from redis_sync_aio import (
     Coordinator,
     LeaseLost,
     NotHeld,
-    RobustLease,
-    StaleWriter,
-    WrongKeyType,
     wait_until,
 )
 from redis_sync_aio.compat import Lock as CompatLock
+from redis_sync_aio.errors import StaleWriter, WrongKeyType
+from redis_sync_aio.types import Abandoned, RobustLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
 from ..support.inside import RobustGrant, now, renewals

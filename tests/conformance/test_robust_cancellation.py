@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator, Lease, RobustLease, wait_until
+from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator, Lease, wait_until
+from redis_sync_aio.types import RobustLease
 
 from ..support.body import FAST, waits
 from ..support.inside import hub_of

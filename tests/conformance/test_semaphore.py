@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, wait_until
+from redis_sync_aio.errors import LimitMismatch
 
 from ..support.body import FAST, waits
 from ..support.inside import hub_of

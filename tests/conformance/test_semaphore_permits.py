@@ -11,18 +11,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncSemaphore,
-    Coordinator,
-    Lease,
-    LeaseLost,
-    NotHeld,
-    OutOfMemory,
-    PermitHolder,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Lease, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import OutOfMemory
+from redis_sync_aio.types import PermitHolder
 
 from ..support.body import FAST, for_ever, lost_in, waits
 from ..support.factories import Exclusive

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, LeaseLost, LimitMismatch, NotHeld, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import LimitMismatch
 from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from redis_sync_aio import Conflict, Coordinator, Transaction, transaction
+from redis_sync_aio import Conflict, Coordinator, transaction
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Transaction
 
 from ..support import textbook
 from ..support.child import Crew

@@ -95,7 +95,7 @@ def test_every_public_attribute_says_what_it_is() -> None:
     found = [getattr(module, name) for module in modules for name in module.__all__]
     bases = {base for one in found if inspect.isclass(one) for base in one.__mro__}
     public = {base for base in bases if base.__module__.startswith("redis_sync_aio")}
-    assert len(public) > 100
+    assert len(public) > 80
     missing = {kind: names for kind in public if (names := undocumented(kind))}
     del missing[CoordinatorOptions]  # its keys are the arguments of Coordinator
     assert set(missing.pop(Lock)) == {*INSIDE, "local"}  # its class explains them in sentences
@@ -113,5 +113,5 @@ def test_every_public_constant_and_alias_says_what_it_is() -> None:
     modules = [redis_sync_aio, *(importlib.import_module(f"redis_sync_aio.{name}") for name in MODULES)]
     values = {name: getattr(module, name) for module in modules for name in module.__all__}
     public = {name for name, value in values.items() if name in assigned and not inspect.isclass(value)}
-    assert len(public) > 30
+    assert len(public) > 15
     assert [name for name in sorted(public) if not any(assigned[name])] == []

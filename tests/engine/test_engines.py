@@ -23,12 +23,11 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     Lease,
-    OutOfMemory,
-    PermissionDenied,
     wait_until,
 )
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import OutOfMemory, PermissionDenied
 
 from ..support.inside import (
     Call,

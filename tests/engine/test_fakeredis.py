@@ -31,13 +31,13 @@ from redis_sync_aio import (
     Conflict,
     Coordinator,
     LeaseLost,
-    PartiallyApplied,
-    Transaction,
     Unreachable,
     transaction,
     watch_retry,
 )
 from redis_sync_aio.compat import Lock
+from redis_sync_aio.errors import PartiallyApplied
+from redis_sync_aio.types import Transaction
 
 from ..support.inside import close_implicit, hub_of
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Lease, LeaseLost, Unreachable, wait_until
+from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Lease, LeaseLost, Unreachable, once_per, wait_until
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotStarted, find_server
-from redis_sync_aio.jobs import OnCrash, once_per
+from redis_sync_aio.jobs import OnCrash
 
 from ..support.body import FAST, for_ever, lost_in, waits
 from ..support.child import Answer, Child

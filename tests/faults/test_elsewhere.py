@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, Transaction, transaction, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.inside import now

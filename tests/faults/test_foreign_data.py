@@ -13,7 +13,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from redis_sync_aio import AsyncRobustLock, Coordinator, WrongKeyType, compat
+from redis_sync_aio import AsyncRobustLock, Coordinator, compat
+from redis_sync_aio.errors import WrongKeyType
 from redis_sync_aio.inspection import inspect
 
 Use = Callable[[Any], Awaitable[object]]

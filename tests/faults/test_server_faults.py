@@ -9,7 +9,8 @@ import asyncio
 
 import pytest
 
-from redis_sync_aio import AsyncLock, Lease, OutOfMemory, wait_until
+from redis_sync_aio import AsyncLock, Lease, wait_until
+from redis_sync_aio.errors import OutOfMemory
 
 from ..support.body import for_ever, lost_in
 from ..support.inside import now

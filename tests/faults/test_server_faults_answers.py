@@ -18,19 +18,9 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import (
-    AsyncSemaphore,
-    CommandRefused,
-    Coordinator,
-    Lease,
-    LeaseLost,
-    PermissionDenied,
-    PushUnavailable,
-    Unreachable,
-    WrongKeyType,
-    wait_until,
-)
+from redis_sync_aio import AsyncSemaphore, CommandRefused, Coordinator, Lease, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PermissionDenied, PushUnavailable, WrongKeyType
 
 from ..support.inside import hub_of, now
 from ..support.served import NAME, ORDERS, Served, _waits, everything, modes, say, served, served_to, user

@@ -16,11 +16,10 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     FenceGate,
-    PermissionDenied,
-    WriteSide,
     wait_until,
 )
-from redis_sync_aio.errors import PushUnavailable
+from redis_sync_aio.errors import PermissionDenied, PushUnavailable
+from redis_sync_aio.types import WriteSide
 
 from ..support.inside import hub_of
 from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit

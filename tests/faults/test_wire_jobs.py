@@ -23,11 +23,13 @@ from redis_sync_aio import (
     LeaseLost,
     NotHeld,
     OutcomeUnknown,
-    RunInterrupted,
+    idempotent,
+    once,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import OnCrash, idempotent, once
+from redis_sync_aio.errors import RunInterrupted
+from redis_sync_aio.jobs import OnCrash
 from redis_sync_aio.testing import steal
 
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind

@@ -10,17 +10,9 @@ import pytest
 from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncSemaphore,
-    CommandRefused,
-    Coordinator,
-    CoordinatorClosed,
-    LeaseLost,
-    Unreachable,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncSemaphore, CommandRefused, Coordinator, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import Push
 
 from ..support.inside import Connection, now, permit_keys

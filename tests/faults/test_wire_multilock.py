@@ -9,8 +9,9 @@ import asyncio
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncMultiLock, PermissionDenied, wait_until
+from redis_sync_aio import AsyncLock, AsyncMultiLock, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PermissionDenied
 
 from ..support.inside import load, lock_keys
 from ..support.proxy import ERROR, Action, script

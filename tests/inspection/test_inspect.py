@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncRobustLock, Coordinator, PermissionDenied, Unreachable, wait_until
+from redis_sync_aio import AsyncRobustLock, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.inspection import Kind, NameView, inspect
+from redis_sync_aio.errors import PermissionDenied
+from redis_sync_aio.inspection import NameView, inspect
 from tests.conftest import MakeClient
 from tests.support.body import FAST
+from tests.support.inside import Kind
 from tests.support.inspecting import seen
 from tests.support.proxy import CUT_BEFORE, FaultProxy
 

@@ -11,11 +11,11 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, wait_until
-from redis_sync_aio.inspection import ProblemCode, inspect
+from redis_sync_aio.inspection import inspect
 from redis_sync_aio.types import Client
 from tests.conftest import MakeClient
 from tests.support.body import FAST
-from tests.support.inside import lock_keys, permit_keys, ticket_member
+from tests.support.inside import ProblemCode, lock_keys, permit_keys, ticket_member
 from tests.support.inspecting import seen
 from tests.support.programs import ROOT
 

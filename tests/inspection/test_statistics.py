@@ -13,9 +13,9 @@ from redis_sync_aio import (
     AsyncReentrantLock,
     AsyncRobustLock,
     Coordinator,
-    WrongContext,
     wait_until,
 )
+from redis_sync_aio.errors import WrongContext
 from tests.support.body import FAST
 
 

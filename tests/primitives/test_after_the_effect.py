@@ -17,18 +17,10 @@ from typing import Any, Literal
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    Coordinator,
-    FingerprintMismatch,
-    ResultNotKept,
-    RunInterrupted,
-    WouldDeadlock,
-    WrongKeyType,
-    wait_until,
-)
+from redis_sync_aio import AcquireTimeout, Coordinator, WouldDeadlock, idempotent, once, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import Codec, idempotent, once
+from redis_sync_aio.errors import FingerprintMismatch, ResultNotKept, RunInterrupted, WrongKeyType
+from redis_sync_aio.jobs import Codec
 from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import Push
 

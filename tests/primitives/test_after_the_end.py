@@ -14,8 +14,9 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Coordinator, CoordinatorClosed, FenceGate, Unreachable, wait_until
+from redis_sync_aio import AsyncSemaphore, Coordinator, FenceGate, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST
 from ..support.clusters import Nodes

@@ -15,12 +15,12 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     FenceGate,
-    Transaction,
     transaction,
     wait_until,
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.inspection import inspect
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 

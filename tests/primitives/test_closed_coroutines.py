@@ -28,12 +28,12 @@ from redis_sync_aio import (
     AsyncRedlock,
     AsyncRobustLock,
     Coordinator,
-    Transaction,
     transaction,
     wait_until,
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, CoordinatorClosed, LeaseLost, wait_until
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits

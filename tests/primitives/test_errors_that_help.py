@@ -23,14 +23,12 @@ from redis_sync_aio import (
     AsyncReentrantLock,
     AsyncSemaphore,
     Coordinator,
-    PermissionDenied,
     SyncError,
     Unreachable,
     WouldDeadlock,
-    WrongContext,
-    WrongKeyType,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PermissionDenied, WrongContext, WrongKeyType
 
 NAME = "job"
 

@@ -28,7 +28,6 @@ from redis_sync_aio import (
     AsyncReentrantLock,
     Backoff,
     Coordinator,
-    CoordinatorClosed,
     Lease,
     LeaseLost,
     Unreachable,
@@ -37,7 +36,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import WaitTimeout
+from redis_sync_aio.errors import CoordinatorClosed, WaitTimeout
 from redis_sync_aio.instrumentation import (
     ConnectionLost,
     ConnectionRestored,

@@ -11,17 +11,8 @@ import pytest
 import redis as redis_py
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    AsyncLock,
-    Coordinator,
-    CoordinatorClosed,
-    Lease,
-    LeaseLost,
-    NotHeld,
-    synchronized,
-    wait_until,
-)
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, NotHeld, synchronized, wait_until
+from redis_sync_aio.errors import CoordinatorClosed
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, lost_in, waits

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, WrongKeyType, wait_until
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, wait_until
+from redis_sync_aio.errors import WrongKeyType
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

@@ -11,8 +11,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, FingerprintMismatch, Transaction, synchronized, watch_retry
-from redis_sync_aio.jobs import idempotent, once, once_per
+from redis_sync_aio import AsyncLock, Coordinator, idempotent, once, once_per, synchronized, watch_retry
+from redis_sync_aio.errors import FingerprintMismatch
+from redis_sync_aio.types import Transaction
 
 DAY = 86_400
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, NotHeld
+from redis_sync_aio import Coordinator, NotHeld, idempotent, once, once_per
 from redis_sync_aio.inspection import MarkView, escape, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Skipped, observe_all
-from redis_sync_aio.jobs import OnCrash, idempotent, once, once_per
+from redis_sync_aio.jobs import OnCrash
 
 BOTH = pytest.mark.parametrize("on_crash", ["skip", "again"])
 

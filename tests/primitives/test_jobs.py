@@ -12,17 +12,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    AsyncLock,
-    Coordinator,
-    FingerprintMismatch,
-    LeaseLost,
-    RunInterrupted,
-    wait_until,
-)
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, idempotent, once, once_per, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import OnCrash, idempotent, once, once_per
+from redis_sync_aio.errors import FingerprintMismatch, RunInterrupted
+from redis_sync_aio.jobs import OnCrash
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

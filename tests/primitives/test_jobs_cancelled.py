@@ -22,10 +22,12 @@ from redis_sync_aio import (
     LeaderElection,
     Lease,
     NotHeld,
-    RunInterrupted,
+    idempotent,
+    once,
     wait_until,
 )
-from redis_sync_aio.jobs import OnCrash, idempotent, once
+from redis_sync_aio.errors import RunInterrupted
+from redis_sync_aio.jobs import OnCrash
 
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep

@@ -8,8 +8,9 @@ from typing import Literal
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, CoordinatorClosed, Unreachable
+from redis_sync_aio import Coordinator, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.inspection import inspect
 
 from ..support.clusters import SHARDS, Nodes

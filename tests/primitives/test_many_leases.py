@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, CoordinatorClosed, Lease, LeaseLost, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST
 from ..support.callbacks import callbacks

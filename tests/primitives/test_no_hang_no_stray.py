@@ -25,12 +25,12 @@ from redis_sync_aio import (
     Lease,
     LeaseLost,
     SyncError,
-    UndoSteps,
     Unreachable,
     synchronized,
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import UndoSteps
 
 from ..conftest import MakeClient
 from ..support.inside import hub_of, load

@@ -23,14 +23,13 @@ from redis_sync_aio import (
     Coordinator,
     FenceGate,
     Lease,
-    PermissionDenied,
-    StaleFence,
-    Transaction,
     transaction,
     wait_until,
 )
 from redis_sync_aio.compat import Lock
+from redis_sync_aio.errors import PermissionDenied, StaleFence
 from redis_sync_aio.inspection import inspect
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

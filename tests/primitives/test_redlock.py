@@ -24,12 +24,12 @@ from redis_sync_aio import (
     Coordinator,
     LeaseLost,
     NotHeld,
-    PermissionDenied,
-    RedlockLease,
     Unreachable,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PermissionDenied
+from redis_sync_aio.types import RedlockLease
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.inside import hub_of, lock_keys, now, quorum

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Backoff, Coordinator, LimitMismatch, wait_until
+from redis_sync_aio import AsyncSemaphore, Backoff, Coordinator, wait_until
+from redis_sync_aio.errors import LimitMismatch
 
 from ..support.inside import tuned
 

@@ -22,8 +22,8 @@ from redis_sync_aio import (
     LeaderElection,
     Unreachable,
     WouldDeadlock,
+    idempotent,
 )
-from redis_sync_aio.jobs import idempotent
 
 pytestmark = pytest.mark.timing
 

@@ -8,20 +8,10 @@ from collections.abc import Iterator
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncRobustLock,
-    Compensation,
-    Coordinator,
-    FenceGate,
-    OutOfMemory,
-    StaleFence,
-    StaleWriter,
-    UndoSteps,
-    Unreachable,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncRobustLock, Compensation, Coordinator, FenceGate, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import OutOfMemory, StaleFence, StaleWriter
+from redis_sync_aio.types import UndoSteps
 
 from ..support.body import FAST, waits
 from ..support.child import Crew, Failed

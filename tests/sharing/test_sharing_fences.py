@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, WriteSide
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator
+from redis_sync_aio.types import WriteSide
 
 NAME = "fences"
 

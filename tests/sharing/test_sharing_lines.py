@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AcquireTimeout,
-    AsyncReadWriteLock,
-    AsyncSemaphore,
-    Coordinator,
-    CoordinatorClosed,
-    Lease,
-    LeaseLost,
-)
+from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost
+from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.inside import IN_ONE_TURN, cohorts_of, hub_of
 from ..support.sharing import (

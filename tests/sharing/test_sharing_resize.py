@@ -8,8 +8,9 @@ from contextlib import suppress
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
+from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import LimitMismatch
 
 from ..support.body import FAST, waits
 from ..support.inside import cohorts_of, hub_of, load, now

@@ -13,18 +13,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncRobustLock,
-    Coordinator,
-    Lease,
-    LeaseLost,
-    NotHeld,
-    SyncError,
-    WrongContext,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator, Lease, LeaseLost, NotHeld, SyncError, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WrongContext
 
 from ..conftest import MakeClient
 from ..support.body import FAST

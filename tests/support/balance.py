@@ -13,7 +13,6 @@ from collections.abc import Generator
 import pytest
 
 from redis_sync_aio.instrumentation import (
-    Attached,
     Event,
     Granted,
     Lost,
@@ -23,6 +22,8 @@ from redis_sync_aio.instrumentation import (
     Withdrawn,
     observe_all,
 )
+
+from .inside import Attached
 
 ALWAYS = ("tests/conformance/", "tests/faults/", "tests/recovery/", "tests/cluster/")
 """Folders whose tests are all observed, but half of those of kinds that share; of the others half are."""

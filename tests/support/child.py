@@ -439,7 +439,8 @@ class Worker:
 
     async def do_count(self, key: str, tasks: str, times: str, after: str) -> dict[str, object]:
         """Count ``key`` up in transactions, tasks x times; by turns ``after`` conflicts (0: never)."""
-        from redis_sync_aio import Transaction, transaction
+        from redis_sync_aio import transaction
+        from redis_sync_aio.types import Transaction
 
         assert self.sync is not None
         sync, conflicts, escalated = self.sync, 0, 0

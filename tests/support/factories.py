@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncRobustLock, AsyncSemaphore, Backoff, Coordinator, LockStatistics, wait_until
+from redis_sync_aio import AsyncLock, AsyncRobustLock, AsyncSemaphore, Backoff, Coordinator, wait_until
 from redis_sync_aio.errors import LossReason
+from redis_sync_aio.types import LockStatistics
 
 from .inside import Engine, Keys, Script, load, lock_keys, permit_keys
 

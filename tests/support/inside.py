@@ -21,6 +21,7 @@ from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words, pack
 from redis_sync_aio._client.settings import RedisClient
 from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._core import cancellation, clock, logs
+from redis_sync_aio._core.attached import Attached
 from redis_sync_aio._core.cancellation import wait_shielded
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.display import text
@@ -54,6 +55,7 @@ from redis_sync_aio._engine.snapshot import (
     ticket_member,
 )
 from redis_sync_aio._engine.watch import converse
+from redis_sync_aio._inspection.views import Access, Kind, ProblemCode
 from redis_sync_aio._leases import manager, renewals
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring, OnLost
@@ -92,6 +94,7 @@ from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio._transport.shard_link import ShardLink
+from redis_sync_aio.errors._base import copy_error
 from redis_sync_aio.types import Client, GuardingLease
 
 __all__ = [
@@ -109,10 +112,12 @@ __all__ = [
     "TOMBSTONE_MS",
     "TURN_TTL",
     "WRITER_WEIGHT",
+    "Access",
     "Acquiring",
     "Acquisition",
     "Address",
     "Argument",
+    "Attached",
     "BadAddress",
     "Call",
     "CheckedOut",
@@ -128,6 +133,7 @@ __all__ = [
     "Grant",
     "InFlightCounter",
     "Keys",
+    "Kind",
     "LeaseState",
     "Link",
     "LinkEvents",
@@ -140,6 +146,7 @@ __all__ = [
     "PermitKeys",
     "PermitSnapshot",
     "PoolExecutor",
+    "ProblemCode",
     "ProcessGrant",
     "Range",
     "Releases",
@@ -163,6 +170,7 @@ __all__ = [
     "cohort_of",
     "cohorts_of",
     "converse",
+    "copy_error",
     "gate",
     "gate_keys",
     "hub_of",

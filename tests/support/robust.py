@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Abandoned, AsyncRobustLock, Coordinator
-from redis_sync_aio.types import BaseLease
+from redis_sync_aio import AsyncRobustLock, Coordinator
+from redis_sync_aio.types import Abandoned, BaseLease
 
 from .inside import robust_keys
 

@@ -18,8 +18,9 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis, RedisCluster
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, WrongContext, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WrongContext
 from redis_sync_aio.types import Client
 
 from .body import FAST, for_ever, waits

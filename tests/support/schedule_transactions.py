@@ -11,7 +11,8 @@ from unittest.mock import patch
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, OutcomeUnknown, Transaction, transaction
+from redis_sync_aio import Coordinator, OutcomeUnknown, transaction
+from redis_sync_aio.types import Transaction
 
 from .gate import Command, Gate, Pipe
 from .inside import lock_keys, turn_key

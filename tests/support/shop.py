@@ -11,7 +11,8 @@ from contextlib import nullcontext
 from redis.asyncio import Redis
 
 from benchmarks.market import ByLock, ByTransaction, ByWatch, Market
-from redis_sync_aio import Coordinator, Transaction, transaction
+from redis_sync_aio import Coordinator, transaction
+from redis_sync_aio.types import Transaction
 
 from .textbook import Insufficient, decoded
 

@@ -18,18 +18,17 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Backoff,
     CommandRefused,
-    Committed,
     Conflict,
     Coordinator,
     Lease,
     LeaseLost,
     OutcomeUnknown,
-    Transaction,
-    TransactionMisuse,
     Unreachable,
     transaction,
     watch_retry,
 )
+from redis_sync_aio.errors import TransactionMisuse
+from redis_sync_aio.types import Committed, Transaction
 
 from .gate import Command, Gate, Pipe
 from .inside import read_through, turn_key

@@ -10,8 +10,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import Transaction, transaction
+from redis_sync_aio import transaction
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Transaction
 
 from .proxy import FaultProxy
 

@@ -12,8 +12,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import Transaction, wait_until
+from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Transaction
 
 from .body import FAST
 from .proxy import FaultProxy

@@ -20,17 +20,16 @@ from redis_sync_aio import (
     Coordinator,
     FenceGate,
     LeaseLost,
-    PushUnavailable,
-    UndoFailed,
-    UndoSteps,
     Unreachable,
+    idempotent,
     transaction,
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import idempotent
+from redis_sync_aio.errors import PushUnavailable, UndoFailed
 from redis_sync_aio.testing import lose
 from redis_sync_aio.testing.faults import Action, FaultProxy, script
+from redis_sync_aio.types import UndoSteps
 
 from .inside import load, logs
 

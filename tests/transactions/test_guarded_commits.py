@@ -20,11 +20,11 @@ from redis_sync_aio import (
     LeaseLost,
     NotHeld,
     OutcomeUnknown,
-    TransactionMisuse,
     Unreachable,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import TransactionMisuse
 from redis_sync_aio.types import GuardingLease
 
 from ..conftest import MakeClient

@@ -21,14 +21,14 @@ from redis_sync_aio import (
     CommandRefused,
     Conflict,
     Coordinator,
-    PartiallyApplied,
     SyncError,
-    Transaction,
     Unreachable,
     synchronized,
     transaction,
     watch_retry,
 )
+from redis_sync_aio.errors import PartiallyApplied
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.timed import timed

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Transaction, transaction, wait_until, watch_retry
+from redis_sync_aio import AsyncLock, Coordinator, transaction, wait_until, watch_retry
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST

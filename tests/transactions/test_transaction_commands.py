@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Conflict, Transaction, TransactionMisuse, transaction
+from redis_sync_aio import AsyncLock, Conflict, transaction
+from redis_sync_aio.errors import TransactionMisuse
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.inside import now

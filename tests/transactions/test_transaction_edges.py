@@ -21,15 +21,14 @@ from redis_sync_aio import (
     Lease,
     NotHeld,
     OutcomeUnknown,
-    PartiallyApplied,
-    Transaction,
-    TransactionMisuse,
     Unreachable,
     transaction,
     wait_until,
     watch_retry,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PartiallyApplied, TransactionMisuse
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST

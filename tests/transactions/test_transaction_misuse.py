@@ -14,7 +14,9 @@ import redis.exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import DataError
 
-from redis_sync_aio import Backoff, Coordinator, Lease, Transaction, TransactionMisuse, transaction, watch_retry
+from redis_sync_aio import Backoff, Coordinator, Lease, transaction, watch_retry
+from redis_sync_aio.errors import TransactionMisuse
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.transactions import in_use, increment, watchers

@@ -15,20 +15,18 @@ from redis.exceptions import ResponseError
 from redis_sync_aio import (
     AsyncLock,
     Backoff,
-    Committed,
     Conflict,
     Coordinator,
     LeaseLost,
     OutcomeUnknown,
-    PartiallyApplied,
     SyncError,
-    Transaction,
-    TransactionMisuse,
     Unreachable,
     transaction,
     watch_retry,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PartiallyApplied, TransactionMisuse
+from redis_sync_aio.types import Committed, Transaction
 
 from ..support.body import FAST
 from ..support.inside import now, turn_key

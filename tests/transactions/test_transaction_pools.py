@@ -13,19 +13,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
-from redis_sync_aio import (
-    AsyncLock,
-    Coordinator,
-    PartiallyApplied,
-    PermissionDenied,
-    Transaction,
-    TransactionMisuse,
-    Unreachable,
-    transaction,
-    wait_until,
-    watch_retry,
-)
+from redis_sync_aio import AsyncLock, Coordinator, Unreachable, transaction, wait_until, watch_retry
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PartiallyApplied, PermissionDenied, TransactionMisuse
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST

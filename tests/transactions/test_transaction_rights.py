@@ -10,18 +10,10 @@ from typing import Any, Literal
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncMultiLock,
-    Coordinator,
-    OutcomeUnknown,
-    PartiallyApplied,
-    PermissionDenied,
-    Transaction,
-    transaction,
-    watch_retry,
-)
+from redis_sync_aio import AsyncLock, AsyncMultiLock, Coordinator, OutcomeUnknown, transaction, watch_retry
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PartiallyApplied, PermissionDenied
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.inside import now

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Conflict, Coordinator, PermissionDenied, Transaction, transaction, wait_until
+from redis_sync_aio import AsyncLock, Conflict, Coordinator, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PermissionDenied
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST

@@ -20,14 +20,14 @@ from redis_sync_aio import (
     Coordinator,
     Lease,
     OutcomeUnknown,
-    PartiallyApplied,
     SyncError,
-    Transaction,
     Unreachable,
     transaction,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PartiallyApplied
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST
 from ..support.inside import read_through

@@ -15,10 +15,10 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     LeaseLost,
-    Transaction,
     transaction,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, WrongContext, wait_until
+from redis_sync_aio import Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import WrongContext
 
 from ..conftest import MakeClient
 from ..support.body import FAST

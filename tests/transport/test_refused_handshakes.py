@@ -10,8 +10,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import CommandRefused, Coordinator, PermissionDenied, transaction
+from redis_sync_aio import CommandRefused, Coordinator, transaction
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import PermissionDenied
 
 from ..support.inside import now
 from ..support.transactions import increment

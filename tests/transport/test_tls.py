@@ -14,18 +14,9 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncSemaphore,
-    Coordinator,
-    LeaseLost,
-    Transaction,
-    Unreachable,
-    transaction,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, Unreachable, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.types import BaseLease
+from redis_sync_aio.types import BaseLease, Transaction
 
 from ..support.factories import Exclusive
 from ..support.inside import hub_of, now

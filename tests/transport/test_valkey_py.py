@@ -26,16 +26,15 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Conflict,
     Coordinator,
-    CoordinatorClosed,
     FenceGate,
-    PermissionDenied,
-    Transaction,
     transaction,
     wait_until,
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed, PermissionDenied
 from redis_sync_aio.inspection import inspect
+from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes

@@ -13,7 +13,6 @@ from typing import Any, Literal, assert_type
 from redis.asyncio import Redis, RedisCluster
 
 from redis_sync_aio import (
-    Abandoned,
     AsyncBarrier,
     AsyncCountDownLatch,
     AsyncEvent,
@@ -24,17 +23,29 @@ from redis_sync_aio import (
     AsyncReentrantLock,
     AsyncRobustLock,
     AsyncSemaphore,
-    Attempt,
     Backoff,
-    Committed,
     Compensation,
     Coordinator,
     FenceGate,
-    GuardedTransaction,
-    Leader,
     LeaderElection,
     Lease,
     LeaseLost,
+    SyncError,
+    compat,
+    embedded,
+    errors,
+    synchronized,
+    transaction,
+    types,
+    watch_retry,
+)
+from redis_sync_aio.types import (
+    Abandoned,
+    Acquiring,
+    Attempt,
+    Committed,
+    GuardedTransaction,
+    Leader,
     LockStatistics,
     MultiLease,
     PermitHolder,
@@ -44,19 +55,10 @@ from redis_sync_aio import (
     RedlockStatistics,
     RobustLease,
     SemaphoreStatistics,
-    SyncError,
     Term,
     Transaction,
     WriteSide,
-    compat,
-    embedded,
-    errors,
-    synchronized,
-    transaction,
-    types,
-    watch_retry,
 )
-from redis_sync_aio.types import Acquiring
 
 
 async def locks(redis: Redis, cluster: RedisCluster) -> None:

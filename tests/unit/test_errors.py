@@ -39,8 +39,9 @@ from redis_sync_aio.errors import (
     WouldDeadlock,
     WrongContext,
     WrongKeyType,
-    copy_error,
 )
+
+from ..support.inside import copy_error
 
 LATE = AcquireTimeout.of_lock("x", within=0.5, remaining=1.5, answered=True, held_here=False)
 ERRORS = [

@@ -23,12 +23,15 @@ from redis_sync_aio import (
     FenceGate,
     LeaderElection,
     Lease,
-    Transaction,
+    idempotent,
+    once,
+    once_per,
     transaction,
     watch_retry,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.jobs import forget, idempotent, once, once_per
+from redis_sync_aio.jobs import forget
+from redis_sync_aio.types import Transaction
 
 from ..support.inside import hub_options
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import AuthenticationError, ResponseError
 
-from redis_sync_aio import CommandRefused, OutOfMemory, PermissionDenied, WrongKeyType
+from redis_sync_aio import CommandRefused
 from redis_sync_aio._client.error_replies import error_answer, error_code, refusal
+from redis_sync_aio.errors import OutOfMemory, PermissionDenied, WrongKeyType
 
 SCRIPT = "Error running script (call to f_ec10): @user_script:6:"
 WRONG = "Operation against a key holding the wrong kind of value"

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Backoff, Coordinator, wait_until
+from redis_sync_aio import Backoff, Coordinator, idempotent, once, once_per, wait_until
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import escape
 from redis_sync_aio.instrumentation import observe_all
-from redis_sync_aio.jobs import idempotent, once, once_per
 from redis_sync_aio.testing import freeze_renewals, lose, make_fixtures
 from redis_sync_aio.testing.faults import FaultProxy, arg, command, script
 from redis_sync_aio.testing.servers import ClusterTopology, IndependentServers, SentinelTopology

@@ -12,10 +12,12 @@ from typing import Annotated
 
 import typer
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld, ReadSide
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld
 from redis_sync_aio._core.display import bytes_of
 from redis_sync_aio._core.keys import NEVER_HELD
-from redis_sync_aio.inspection import HolderView, Kind, NameView, escape, inspect
+from redis_sync_aio._inspection.views import Kind
+from redis_sync_aio.inspection import HolderView, NameView, escape, inspect
+from redis_sync_aio.types import ReadSide
 
 from .._failures import DENIED, INTERRUPTED, USAGE, Failure
 from .._session import Session, execute

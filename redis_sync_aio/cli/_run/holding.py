@@ -12,7 +12,8 @@ from functools import partial
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
-from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, LimitMismatch, NotHeld, SyncError
+from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, NotHeld, SyncError
+from redis_sync_aio.errors import LimitMismatch
 from redis_sync_aio.types import BaseLease
 
 from .._failures import UNREACHABLE, USAGE, Failure
