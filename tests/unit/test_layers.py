@@ -220,7 +220,8 @@ def raises(node: ast.AST) -> bool:
 
 
 NOT_MADE_BY_USERS = (
-    *("GuardedTransaction", "Lease", "MultiLease", "RedlockLease", "RobustLease", "Transaction", "WatchRetry"),
+    *("Attempt", "BaseLease", "GuardedTransaction", "GuardingLease", "Lease", "MultiLease", "RedlockLease"),
+    *("RobustLease", "Transaction", "WatchRetry"),
 )
 """Classes whose objects users get and do not make."""
 
@@ -235,7 +236,7 @@ def own_names(module: str) -> set[str]:
     return found
 
 
-NOT_ANNOTATED = {"ClientSource", "OnBusy", "OnMismatch", "Synchronize", "SynchronizeOrSkip", "UndoStep"}
+NOT_ANNOTATED = {"ClientSource", "OnBusy", "OnMismatch", "Replies", "Synchronize", "SynchronizeOrSkip", "UndoStep"}
 """Words and functions that callers write as they are, and decorators: a name of their own would help nobody."""
 
 
