@@ -30,13 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--sync-url",
         metavar="URL",
-        help="server of the tests (one, no cluster), redis://host:port/db: xdist worker N uses the database N after"
-        " that; default: a private server for each process",
+        help="server of the tests (one, no cluster), redis://host:port/db: each run, and each xdist worker, uses the"
+        " first database from there on that no other one uses; default: a private server for each process",
     )
     group.addoption(
         "--sync-flush",
         action="store_true",
-        help="empty the databases of --sync-url before each test; default: refuse to use one that has keys",
+        help="empty the database of --sync-url before each test; default: refuse to use one that has keys",
     )
     parser.addini("sync_fail_on_leak", "fail tests that leave leases, waiting tasks or coordinators", "bool", False)
 

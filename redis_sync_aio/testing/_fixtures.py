@@ -8,7 +8,6 @@ the tests, with which scope of the loop, or whether the test calls `asyncio.run`
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from weakref import WeakSet
 
 import redis as blocking
 from redis.asyncio import ConnectionPool, Redis
+from redis.exceptions import ResponseError
 
 from .._coordinator import Coordinator
 from .._core.arguments import one_of, options, require_bool, require_text
@@ -43,9 +43,12 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class GivenServer:
-    """The server of ``--sync-url``: of each xdist worker another database of it."""
+    """A database of the server of ``--sync-url``, which no other run uses, nor another xdist worker of this one."""
 
     url: str
+    admin: blocking.Redis
+    """The client whose one connection claims the database, by its name."""
+    claim: str
 
     def client(self, **kwargs: Any) -> Redis:
         """Return a new client; options are those of `redis.asyncio.Redis.from_url`."""
@@ -113,11 +116,42 @@ def make_fixtures(
 def server_fixture(config: Any) -> Iterator[Server]:
     """Yield the server of this process: a private one, or a database of the given one."""
     url = config.getoption("sync_url")
-    if url:
-        yield GivenServer(database_of(url, os.environ.get("PYTEST_XDIST_WORKER", "")))
+    if not url:
+        with EmbeddedServer() as private:
+            yield private
         return
-    with EmbeddedServer() as server:
-        yield server
+    given = claim(url)
+    with closing(given.admin):
+        yield given
+
+
+def claim(url: str) -> GivenServer:
+    """Return the first database, from that of ``url`` on, that no other run and no other xdist worker has claimed.
+
+    The name of a connection is the claim, so nothing is written, and it ends with the process. The server runs one
+    transaction after another: of two that claim the same, the later one sees the earlier one.
+    """
+    import pytest
+
+    more = 0
+    while True:
+        mine = database_of(url, more)
+        admin = blocking.Redis.from_url(mine, max_connections=1)
+        name = f"redis_sync_aio_pytest:{admin.get_connection_kwargs()['db']}"
+        try:
+            with admin.pipeline() as pipe:
+                pipe.client_list()
+                pipe.client_setname(name)
+                others, _ = pipe.execute()
+        except ResponseError as error:
+            admin.close()
+            if more and "out of range" in str(error):
+                pytest.fail(f"other runs use all {more} databases from {_shown(url)} on", pytrace=False)
+            raise
+        if all(other["name"] != name for other in others):
+            return GivenServer(mine, admin, name)
+        admin.close()
+        more += 1
 
 
 def repair(item: Any, server: Server) -> None:
@@ -139,15 +173,19 @@ def repair(item: Any, server: Server) -> None:
         pytest.fail(f"left behind by {item.nodeid}: sync_server was {left}; it runs again", pytrace=False)
 
 
-def database_of(url: str, worker: str) -> str:
-    """Return the URL of the database of an xdist worker: so many after that of ``url``."""
-    number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0
+def database_of(url: str, more: int) -> str:
+    """Return the URL of the database that is so many after that of ``url``."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         query = parse_qs(parts.query)
-        query["db"] = [str(int(query.get("db", ["0"])[0]) + number)]
+        query["db"] = [str(int(query.get("db", ["0"])[0]) + more)]
         return f"unix://{parts.path}?{urlencode(query, doseq=True)}"
-    return parts._replace(path=f"/{int(parts.path.strip('/') or 0) + number}").geturl()
+    return parts._replace(path=f"/{int(parts.path.strip('/') or 0) + more}").geturl()
+
+
+def _shown(url: str) -> str:
+    """Return ``url`` without a password."""
+    return urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
 
 
 def client_fixture(request: Any, server: Server, options: Mapping[str, Any], clean: bool) -> Iterator[Redis]:
@@ -155,7 +193,11 @@ def client_fixture(request: Any, server: Server, options: Mapping[str, Any], cle
     private, flush = isinstance(server, EmbeddedServer), bool(request.config.getoption("sync_flush"))
     with ExitStack() as stack:
         if clean:
-            admin = stack.enter_context(closing(blocking.Redis.from_url(server.url)))
+            if isinstance(server, GivenServer):
+                admin = server.admin
+                admin.client_setname(server.claim)  # its connection may be another one by now
+            else:
+                admin = stack.enter_context(closing(blocking.Redis.from_url(server.url)))
             _empty(admin, server.url, private, flush)
             if not private:
                 stack.callback(_clear, admin)
@@ -306,10 +348,9 @@ def _empty(admin: blocking.Redis, url: str, private: bool, flush: bool) -> None:
         admin.flushdb()
     elif keys := list(admin.scan_iter(count=100)):
         shown = ", ".join(repr(key.decode(errors="replace") if isinstance(key, bytes) else key) for key in keys[:3])
-        where = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
         pytest.fail(
-            f"the database {where} has keys ({shown} …), and tests need an empty one: name another in --sync-url, or"
-            " allow them to empty it with --sync-flush",
+            f"the database {_shown(url)} has keys ({shown} …), and tests need an empty one: name another in --sync-url,"
+            " or allow them to empty it with --sync-flush",
             pytrace=False,
         )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from redis_sync_aio import embedded
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing._fixtures import database_of
+from redis_sync_aio.testing._fixtures import claim, database_of
 
 ROOT = Path(embedded.__file__).parents[1]
 
@@ -146,12 +148,10 @@ def test_xdist_with_a_server_for_each_worker(tmp_path: Path) -> None:
 
 
 WORKER = """
-import os
-
-def test_the_database_is_that_of_the_worker(sync_client, sync_server):
-    number = int(os.environ["PYTEST_XDIST_WORKER"][2:])
-    assert sync_client.connection_pool.connection_kwargs["db"] == 1 + number
-    assert sync_server.url.endswith(f"/{1 + number}")
+def test_the_database_is_one_of_its_own(sync_client, sync_server):
+    number = sync_client.connection_pool.connection_kwargs["db"]
+    assert number >= 1
+    assert sync_server.url.endswith(f"/{number}")
 """
 
 
@@ -163,9 +163,51 @@ def test_xdist_with_databases_of_one_server(tmp_path: Path) -> None:
 
 
 def test_urls_of_databases() -> None:
-    assert database_of("redis://host:7000", "") == "redis://host:7000/0"
-    assert database_of("redis://:secret@host/4", "gw3") == "redis://:secret@host/7"
-    assert database_of("unix:///tmp/a.sock?db=2&username=me", "gw1") == "unix:///tmp/a.sock?db=3&username=me"
+    assert database_of("redis://host:7000", 0) == "redis://host:7000/0"
+    assert database_of("redis://:secret@host/4", 3) == "redis://:secret@host/7"
+    assert database_of("unix:///tmp/a.sock?db=2&username=me", 1) == "unix:///tmp/a.sock?db=3&username=me"
+
+
+MEANWHILE = """
+import pathlib, subprocess, sys
+import pytest, redis
+
+async def test_all_connections_are_closed(sync_client, sync_coordinator):
+    async with sync_coordinator.lock("x"):
+        pass
+    await sync_client.client_kill_filter(_type="normal", skipme=True)
+
+async def test_another_run(sync_client, sync_server, request):
+    await sync_client.set("ours", 1)
+    command = [sys.executable, *sys.argv, "--sync-url", request.config.getoption("sync_url"), "--sync-flush"]
+    if not request.config.getoption("keyword"):
+        done = subprocess.run([*command, "-k", "another"], capture_output=True, text=True, timeout=120)
+        print(done.stdout, done.stderr)
+        assert "1 passed, 1 deselected" in done.stdout
+        assert sync_server.url.endswith("/1")
+    else:
+        assert sync_server.url.endswith("/2")
+    assert await sync_client.keys() == [b"ours"]
+"""
+
+
+def test_two_runs_on_one_server_do_not_see_each_other(tmp_path: Path) -> None:
+    """Even after the first one has lost its connections. The next run has the first database again."""
+    with EmbeddedServer(port=0) as server:
+        options = (*asyncio_options("auto", "function"), "--sync-url", f"{server.url}/1")
+        for _ in range(2):
+            check(run(tmp_path, *options, test_it=MEANWHILE), "2 passed")
+
+
+def test_runs_that_begin_together_have_databases_of_their_own() -> None:
+    with EmbeddedServer(port=0) as server, ThreadPoolExecutor(6) as threads, ExitStack() as stack:
+        given = list(threads.map(claim, [server.url] * 6))
+        last = claim(f"{server.url}/15")
+        for it in (*given, last):
+            stack.callback(it.admin.close)
+        assert len({it.url for it in given}) == 6
+        with pytest.raises(pytest.fail.Exception, match="other runs use all 1 databases from redis://127"):
+            claim(last.url)
 
 
 @pytest.mark.ci
