@@ -21,7 +21,7 @@ from contextlib import aclosing
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, LeaderElection, LeaseLost
+from redis_sync_aio import Coordinator, LeaderElection
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import Leader, Term
 
@@ -38,21 +38,10 @@ async def schedule(redis: Redis, term: Term) -> None:
 
 
 async def run_scheduler(url: str, name: str) -> None:
-    """Stand for election until SIGTERM."""
-    async with Redis.from_url(url) as redis, Coordinator(redis) as sync:
+    """Stand for election until SIGTERM, which resigns: the next one leads immediately."""
+    async with Redis.from_url(url) as redis, Coordinator(redis) as sync, sync.until_signal():
         election = LeaderElection(sync, ELECTION, identity=name, ttl=TTL)
-
-        async def stand() -> None:
-            while True:
-                try:
-                    async with election.lead() as term:
-                        await schedule(redis, term)
-                except LeaseLost as error:  # it stands again
-                    print(error, file=sys.stderr)
-
-        standing = asyncio.create_task(stand())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, standing.cancel)
-        await asyncio.wait([standing])  # to cancel it is to resign: the next one leads when this is over
+        await election.run(lambda term: schedule(redis, term))
 
 
 async def demonstrate() -> int:

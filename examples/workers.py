@@ -91,18 +91,11 @@ async def cron(redis: Redis, sync: Coordinator) -> None:
 
 
 async def run_process(url: str) -> None:
-    """Run two workers and the cron job until SIGTERM or SIGINT; locks are released on the way out."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    """Run two workers and the cron job until SIGTERM or SIGINT. A job that runs then may take two seconds to end."""
     redis = Redis.from_url(url, decode_responses=True)
-    async with redis, Coordinator(redis) as sync, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run(redis, sync)) for run in (work, work, cron)]
-        await stop.wait()
-        while left := [task for task in tasks if not task.done()]:
-            for task in left:
-                task.cancel()
-            await asyncio.wait(left, timeout=1)  # then again: on Python 3.11 redis-py can swallow a cancellation
+    async with redis, Coordinator(redis) as sync, sync.until_signal(drain=2), asyncio.TaskGroup() as group:
+        for run in (work, work, cron):
+            group.create_task(run(redis, sync))
 
 
 def broken_rules(log: list[list[str]], killed: str, ends: list[int]) -> Iterator[str]:

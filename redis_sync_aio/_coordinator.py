@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._acquire.binding import Binding
 from ._acquire.options import CoordinatorOptions, Push, hub_options
 from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, statistics_of
+from ._acquire.until_signal import UntilSignal
 from ._client.cluster import Cluster
 from ._client.owned import owned_client, refuse_client_options
 from ._client.retry import RETRY_FOR
@@ -173,6 +175,46 @@ class Coordinator:
         On cancellation the closing goes on without draining, and the cancellation is raised when it is done.
         """
         await self._binding.close(seconds(drain, "drain"))
+
+    def until_signal(self, *, drain: Seconds = 0.0) -> AbstractAsyncContextManager[None]:
+        """Return an async context manager whose body ends in order on SIGTERM and SIGINT.
+
+        When the first of these signals comes:
+
+        1. Nothing is granted any more. Bodies that hold a lease keep running for at most ``drain`` seconds, and their
+           leases are renewed. The work of `LeaderElection.run` is cancelled immediately, since it has no end.
+        2. As soon as nothing is held, or the time is up, the body of ``until_signal`` is cancelled.
+        3. The signal has the effect that it has without the block. SIGTERM raises SystemExit(0), so the program ends
+           with exit code 0. SIGINT raises KeyboardInterrupt (130 in a shell). A handler that was installed before, such
+           as that of a web server, is called instead.
+
+        A request for a lease waits meanwhile, until the body is cancelled; a task that holds another lease gets
+        CoordinatorClosed. If the body ends with CoordinatorClosed, or a group of these, that counts as its end.
+
+        The handlers that were there before the block are back at its end, and from the first signal on: a second signal
+        ends the program as it does without the block. SIGTERM kills it immediately, and its leases end with their ttl.
+        A signal that the process ignores is left alone.
+
+        Args:
+            drain: How long bodies may keep running: seconds or timedelta.
+
+        Raises:
+            TypeError, ValueError: At the call: ``drain`` is bad.
+            RuntimeError: On entering: this is not the main thread, or it was entered before.
+            CoordinatorClosed, WrongContext: On entering: the coordinator cannot be used.
+
+        On cancellation from outside nothing is drained, and the cancellation is raised.
+
+        Example:
+            ```python
+            from redis_sync_aio import Coordinator
+
+            async with Coordinator.from_url("redis://localhost") as sync, sync.until_signal(drain=20):
+                async with sync.lock("orders:7") as lease:
+                    await write_order(fence=lease.fence)
+            ```
+        """
+        return UntilSignal(self._binding, seconds(drain, "drain"))
 
     def __repr__(self) -> str:
         return f"<Coordinator of {address_of(self.client)}{'' if self.why_closed is None else ', closed'}>"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from .._client.cluster import Cluster
@@ -30,6 +31,9 @@ begun: set[Closing] = set()
 """Those that have begun and are not done. `asyncio.run` cancels their tasks at its end. Then nothing else keeps an
 implicit hub, which has left `implicit.hubs`, until the generators of the loop end and begin it again."""
 
+AFTER_DRAIN = 0.05
+"""Seconds after a drain in which the body of `UntilSignal` cancels its tasks. Those that are left get their errors."""
+
 
 class ClosableHub(Protocol):
     """A hub, as its end knows it."""
@@ -43,6 +47,7 @@ class ClosableHub(Protocol):
     resources: dict[bytes, Resource]
     why_closed: str | None
     emptied: asyncio.Event | None
+    held_back: Callable[[], Awaitable[None]] | None
     forked: bool
     observing: Observing
 
@@ -77,7 +82,7 @@ class Closing:
         hub.check_context()
         try:
             if drain and hub.why_closed is None:
-                await self._drain(drain)
+                await self.drain(drain)
         finally:
             await wait_shielded(self._start())  # bounded by `Hub.drained` and the close of connections
 
@@ -122,23 +127,39 @@ class Closing:
             await self._unclosed.closed()
             begun.discard(self)
 
-    async def _drain(self, within: float) -> None:
-        """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most."""
-        hub = self.hub
+    async def drain(self, within: float, *, hold_back: bool = False) -> None:
+        """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most.
+
+        ``hold_back``: tasks that hold nothing get their errors at the end of that time.
+        """
+        hub, over = self.hub, asyncio.Event()
         emptied = hub.emptied = hub.emptied or asyncio.Event()  # others may drain it, too
-        hub.stop_sharing()
-        why = "the coordinator is being closed"
-        hub.manager.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
-        await hub.manager.slices.done()
-        for lease in list(hub.all_leases()):
-            if lease.ends_with_drain:
-                hub.manager.take_away(lease)
-        hub.give_back_resting()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while hub.resources:
-                    emptied.clear()
-                    await emptied.wait()
+        if hold_back:
+            hub.held_back = partial(self._held_back, over)
+        try:
+            hub.stop_sharing()
+            why = "the coordinator is being closed"
+            hub.manager.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
+            await hub.manager.slices.done()
+            for lease in list(hub.all_leases()):
+                if lease.ends_with_drain:
+                    hub.manager.take_away(lease)
+            hub.give_back_resting()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within):
+                    while hub.resources:
+                        emptied.clear()
+                        await emptied.wait()
+        finally:
+            over.set()
+
+    async def _held_back(self, over: asyncio.Event) -> None:
+        """Wait for the end of a drain, unless the current task holds something, which it could not release then."""
+        task = asyncio.current_task()
+        held = (grant for resource in self.hub.every_name() for grant in resource.held())
+        if not any(grant.acquirer is not None and grant.acquirer() is task for grant in held):
+            await over.wait()
+            await asyncio.sleep(AFTER_DRAIN)
 
     def _end_all(self) -> None:
         hub = self.hub

@@ -11,7 +11,7 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -85,6 +85,8 @@ class Hub:
         """The reason that it cannot be used any more; None while it can."""
         self.emptied: asyncio.Event | None = None
         """Set when nothing is held or waited for; there while the hub drains."""
+        self.held_back: Callable[[], Awaitable[None]] | None = None
+        """Function that a task awaits before it gets CoordinatorClosed from a drain."""
 
         self.observers: Observers | None = None
         """The observers of requests; None when there is none, so that nothing is made for them."""
@@ -231,7 +233,7 @@ class Hub:
         """
         resource = self.resources.get(keys.id)
         if self.emptied is not None:
-            raise CoordinatorClosed.draining(text(keys.name))
+            raise CoordinatorClosed.draining(text(keys.name), self.held_back)
         if resource is None:
             if spare is not None and spare.hub is self:
                 resource = spare

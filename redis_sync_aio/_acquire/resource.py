@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
@@ -46,6 +46,7 @@ class HubServices(AcquiringHub, HealingHub, Protocol):
     acquisitions: dict[int, Acquisition]
     listeners: dict[int, ContentionListener]
     observers: Observers | None
+    held_back: Callable[[], Awaitable[None]] | None
     burst: int
     slice: float
 
@@ -237,7 +238,7 @@ class Resource:
 
     def give_up(self, why: str) -> Iterator[None]:
         """End all waits with CoordinatorClosed, one with each step."""
-        error = CoordinatorClosed.while_waiting(self.name, why)
+        error = CoordinatorClosed.while_waiting(self.name, why, self.hub.held_back)
         if self.sharing is not None:
             self.sharing.give_up(error)
         for acquisition in list(self.acquisitions.values()):

@@ -20,7 +20,7 @@ from .._core.arguments import is_async, one_of
 from .._core.cancellation import redeliver_cancellation
 from .._core.clock import now
 from .._core.redis_py_words import missing_attribute
-from ..errors import NotHeld, SyncError
+from ..errors import CoordinatorClosed, NotHeld, SyncError
 from .cancel_on_loss import CancelOnLoss
 from .grant import Grant
 from .tasks import TaskRef, current_ref, ended
@@ -78,7 +78,12 @@ class Acquiring(Coroutine[Any, Any, T_co]):
 
     def __await__(self) -> Generator[Any, Any, T_co]:
         self._use()
-        return self._coroutine.__await__()
+        try:
+            return (yield from self._coroutine.__await__())
+        except CoordinatorClosed as error:
+            if error._held_back is not None:
+                yield from error._held_back().__await__()
+            raise
 
     def _use(self) -> None:
         if self._used:
@@ -110,8 +115,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
     # -- as a context manager --------------------------------------------------------------------------
 
     async def __aenter__(self) -> T_co:
-        self._use()
-        lease = await self._coroutine
+        lease = await self
         if lease is None:
             self._empty = True
             return lease

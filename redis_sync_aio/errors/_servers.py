@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Awaitable, Callable, Collection
+from typing import Literal, TypeAlias
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -298,6 +298,9 @@ class PushUnavailable(SyncError):
         return PushUnavailable(f'{problem}; use Coordinator(client, push="never") to poll instead')
 
 
+HeldBack: TypeAlias = "Callable[[], Awaitable[None]]"
+
+
 class CoordinatorClosed(SyncError):
     """The coordinator, or the client behind it, was closed.
 
@@ -305,20 +308,28 @@ class CoordinatorClosed(SyncError):
     service that shuts down, requests that wait end with this error (answer 503).
     """
 
+    _held_back: HeldBack | None = None
+    """Function to await before it is raised; None: it is raised immediately."""
+
+    def _until(self, held_back: HeldBack | None) -> CoordinatorClosed:
+        self._held_back = held_back
+        return self
+
     @staticmethod
     def used(why: str) -> CoordinatorClosed:
         """Return the error for the use of a coordinator that is closed."""
         return CoordinatorClosed(f"this coordinator cannot be used any more: {why}. Create a new one")
 
     @staticmethod
-    def draining(name: str) -> CoordinatorClosed:
+    def draining(name: str, held_back: HeldBack | None = None) -> CoordinatorClosed:
         """Return the error for a request about ``name`` to a coordinator that is being closed."""
-        return CoordinatorClosed(f"the coordinator is being closed and grants {name!r} no longer: create a new one")
+        why = f"the coordinator is being closed and grants {name!r} no longer: create a new one"
+        return CoordinatorClosed(why)._until(held_back)
 
     @staticmethod
-    def while_waiting(name: str, why: str) -> CoordinatorClosed:
+    def while_waiting(name: str, why: str, held_back: HeldBack | None = None) -> CoordinatorClosed:
         """Return the error for a request about ``name`` that waits when the coordinator is closed."""
-        return CoordinatorClosed(f"the wait for {name!r} ended: {why}")
+        return CoordinatorClosed(f"the wait for {name!r} ended: {why}")._until(held_back)
 
     @staticmethod
     def without_reply(name: str) -> CoordinatorClosed:

@@ -54,7 +54,7 @@ def test_a_coordinator_shows_what_users_need() -> None:
         *("connection_error", "connections", "statistics", "inspect", "ping"),
         *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch", "barrier"),
         *("robust_lock", "election", "fence_gate", "transaction", "watch_retry", "once", "once_per", "idempotent"),
-        "forget",
+        *("forget", "until_signal"),
     }
 
 
