@@ -1,8 +1,8 @@
 """A configuration in several keys, read by many tasks and changed by one: no reader ever sees half of a change.
 
 - Readers share: ``read()``.
-- A reader that finds the configuration out of date *upgrades*: it becomes the writer, and its reads are still true. If
-  two try at the same time, one gets `WouldDeadlock`, leaves, and finds the work done.
+- A reader that finds the configuration out of date releases ``read()``, takes ``write()`` and looks again: another one
+  may have been quicker.
 - A change from outside takes ``write()`` and then *downgrades*: it checks its writes while others already read, and no
   other process can have written in between.
 
@@ -22,7 +22,7 @@ import sys
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncReadWriteLock, Coordinator, LeaseLost, WouldDeadlock, wait_until
+from redis_sync_aio import AsyncReadWriteLock, Coordinator, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import GuardingLease
 
@@ -50,15 +50,13 @@ class Config:
 
     async def refresh(self, newest: int) -> bool:
         """Bring the configuration up to date; return whether there was anything to do."""
-        try:
-            async with self._lock.read() as reader:
-                if min(await self._load()) >= newest:
-                    return False
-                async with self._lock.upgrade(reader) as writer:  # the others finish reading, then we are alone
-                    await self._store(newest, writer)
-                return True  # a reader again
-        except WouldDeadlock:  # another reader is upgrading, and waits for us to stop reading
+        if min(await self.read()) >= newest:
             return False
+        async with self._lock.write() as writer:  # the others finish reading, then we are alone
+            if min(await self._load()) >= newest:
+                return False
+            await self._store(newest, writer)
+        return True
 
     async def publish(self, release: int) -> None:
         """Change the configuration unconditionally, and check the outcome."""
@@ -135,7 +133,7 @@ async def demonstrate() -> int:
                     worker.terminate()
             ends = [await worker.wait() for worker in workers]
         seen = {name: int(count) for name, count in (await redis.hgetall("seen")).items()}
-    print(f"release {RELEASES} reached, {seen.get('refreshed', 0)} times by an upgrade")
+    print(f"release {RELEASES} reached, {seen.get('refreshed', 0)} times by a reader")
     print(f"{seen['whole']} reads were whole, {seen.get('torn', 0)} were torn")
     return 0 if "torn" not in seen and seen.get("refreshed") == RELEASES - RELEASES // 3 and not any(ends) else 1
 

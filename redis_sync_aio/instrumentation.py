@@ -25,8 +25,7 @@ later gets no events of requests that began before.
 - A lock that stands on others (reentrant, multi, Redlock) is one request, whatever happens below: nothing counts twice.
 - An acquisition of a reentrant lock by its owner, inside another one, asks nobody: it has no events. The request ends
   with the last of these leases.
-- An upgrade is a request of kind "write", while that of its reader goes on. A `downgrade` of such a lease releases it.
-  The downgrade of any other writer changes nothing here: that request stays "write" to its end.
+- The downgrade of a writer changes nothing here: that request stays "write" to its end.
 - Tasks that share what their process holds (``share=True``) have a request each. `HandedOver` says that no server was
   asked.
 - A waiter of an event, a latch or a barrier holds nothing: `Released` follows `Granted` immediately.

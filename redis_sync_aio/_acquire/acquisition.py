@@ -46,8 +46,6 @@ class Acquisition:
     """
 
     # Rarely changed; as class attributes they cost nothing to set up.
-    _attempt = b""
-    """The mark that tells this request from others that upgrade the same token."""
     _clock_offset: float | None = None
     """Local minus server time, at the request that entered the queue."""
     _queued = False
@@ -92,8 +90,6 @@ class Acquisition:
         self._placed, self._place = False, 0
         own = SHARED_TOKEN if request.shared else b"%b%d"
         self.token = request.identity or request.token or request.label + own % (endpoint.token_prefix, self.number)
-        if request.upgrade:
-            self._attempt = b"%b|%d" % (endpoint.inbox or endpoint.token_prefix, self.number)  # see permit_queue.lua
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
@@ -124,8 +120,6 @@ class Acquisition:
     def _last_words(self) -> tuple[Argument, ...]:
         """Return the last arguments of the request."""
         request = self._request
-        if request.upgrade:
-            return (self._attempt,)
         if self._place and self._resource.keys.family != "barrier":  # whose parties all pass together
             return request.again(self._place)
         return request.more if self._queued else request.first
@@ -146,7 +140,7 @@ class Acquisition:
 
     def _decided(self, answer: Answer, call: Call) -> None:
         request = self._request
-        ours = request.token is None or request.upgrade or call.ambiguous
+        ours = request.token is None or call.ambiguous
         if answer.outcome is Outcome.OWN and ours:
             self.unheard = True
             # Another request of the same identity may live on this grant.
@@ -158,7 +152,7 @@ class Acquisition:
             self._clock_offset = call.sent - answer.server_time
             lost = self._placed and answer.number == 1
             if not (self._placed or request.reusable):
-                queued = Queued(self._resource.keys, self.token, self._attempt)
+                queued = Queued(self._resource.keys, self.token)
                 self._resource.hub.queued_tickets.add(self.number, queued)
             self._queued = self._placed = True
             self._place = self._place or round(answer.server_time * 1e6)
@@ -273,8 +267,6 @@ class Acquisition:
             lease.replayed = True
         if request.identity is not None:
             lease.joined = not resource.by_identity().inherits(self) and not new
-        if request.upgrade:
-            lease.attempt = self._attempt
         if claimed and not lease.joined:
             resource.hub.manager.renewals.renew_claim_soon(lease)
         self._leave()  # after hold(): a name without tickets and leases is forgotten
@@ -324,7 +316,7 @@ class Acquisition:
         unheard = not self._queued and now() - self.sent > resource.hub.manager.settings.response_timeout - EARLY
         cause = resource.hub.connection_error_of(resource.keys)
         if cause is not None or unheard:
-            return unanswered(resource.keys, cause, within=within, script="upgrade" if request.upgrade else "acquire")
+            return unanswered(resource.keys, cause, within=within, script="acquire")
         return timeout_error(resource, within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
@@ -360,8 +352,7 @@ class Acquisition:
             self._withdraw_ticket()
 
     def _undo_all(self) -> None:
-        release_args = (self._attempt,) if self._request.upgrade else ()
-        self._resource.undo(self.token, self._member, pending=True, release_args=release_args)
+        self._resource.undo(self.token, self._member, pending=True)
 
     def _undo_answered(self, call: Call) -> None:
         if call.error is not None:

@@ -78,9 +78,8 @@ class LinkEvents:
             return
         resource = self._hub.resources.get(queued.keys.id)
         leases = () if resource is None else list(resource.leases)
-        if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
-            release_args = (queued.attempt,) if queued.attempt else ()
-            self._hub.manager.releases.undo(queued.keys, queued.token, release_args=release_args)
+        if not any(lease.wire_token == queued.token for lease in leases):
+            self._hub.manager.releases.undo(queued.keys, queued.token)
 
     # -- another connection, or another server ---------------------------------------------------------
 

@@ -23,7 +23,6 @@ class Queued(NamedTuple):
 
     keys: Keys
     token: bytes
-    attempt: bytes  # of an upgrade; else empty
 
 
 class QueuedTickets:

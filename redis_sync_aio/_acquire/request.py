@@ -35,13 +35,12 @@ class Request:
     auto_renew: bool
     max_hold: float | None = None
     identity: bytes | None = None
-    token: bytes | None = None  # the caller's own, or the reader's that upgrades; not to be shared as an identity is
+    token: bytes | None = None  # the caller's own; not to be shared as an identity is
     wait: bool = True
     timeout: float | None = None
     weight: int = 0  # the weight of permits; 0 for a lock
     limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
     whose_limit: bytes = b""  # which limit counts if the server knows another: see include/permit_choose_limit.lua
-    upgrade: bool = False  # an upgrade of what the token holds already; it ends by a downgrade
     shared: bool = False  # whether tasks of this process may hold it one after the other, behind one ticket
     grant_type: type[Grant] = Grant
     linger: float = 0.0  # seconds for which a shared lease is kept without a task
@@ -60,7 +59,7 @@ class Request:
     """Whether its lease is renewed without limit, and weighs nothing or one."""
 
     def __post_init__(self) -> None:
-        self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
+        self.reusable = self.identity is not None or self.token is not None
         self.more = (self.weight, self.limit) if self.weight else (int(self.reusable),)
         if self.whose_limit:
             self.more += (self.whose_limit,)

@@ -341,7 +341,7 @@ class Resource:
     ) -> None:
         """Take back on the server what a request may have left there: its grant, its ticket.
 
-        ``pending``: the request itself may still be in flight, and its token, or its attempt, is never used again.
+        ``pending``: the request itself may still be in flight, and its token is never used again.
         ``release_args``: as `Grant.release_args`.
         """
         if token or ticket:

@@ -115,8 +115,8 @@ class Waits:
         Whether it is the same is for the server to say: it has the token of that lease.
         """
         keys = self._resource.keys
-        if isinstance(keys, PermitKeys) and (keys.kind != "rw" or keys.family == "upgrade"):
-            return  # the limit of a semaphore may grow, and the reader that is upgraded is no other holder
+        if isinstance(keys, PermitKeys) and keys.kind != "rw":
+            return  # the limit of a semaphore may grow
         bodies = [(it, task) for it in self._resource.hub.held_elsewhere(self._resource) for task in it.bodies()]
         if not bodies:
             return
@@ -233,6 +233,6 @@ def timeout_error(
         remaining=remaining,
         answered=answered,
         held_here=own > 0,
-        upgradable=weight == WRITER_WEIGHT > own if isinstance(resource.keys, PermitKeys) else None,
+        reads_here=weight == WRITER_WEIGHT > own if isinstance(resource.keys, PermitKeys) else None,
         data=None if resource.waits is None else resource.waits.data,
     )

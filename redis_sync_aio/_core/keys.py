@@ -47,7 +47,7 @@ LABEL_MARK = b"@"
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 """The way in which the server decides: by Lua scripts, with WATCH, or by scripts where they are allowed."""
-Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "barrier", "gate", "mark"]
+Family: TypeAlias = Literal["lock", "robust", "permits", "barrier", "gate", "mark"]
 PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch", "barrier"]
 SlotState: TypeAlias = Literal["done", "running", "failed"]
 """The state of a slot of a job: its run has ended, is running, or was cancelled, killed, or raised."""
@@ -179,7 +179,7 @@ class Keys:
 
     def all_ids(self) -> list[bytes]:
         """Return the identifiers of all keys that stand for the same at the server, by any engine."""
-        families = ("permits", "upgrade") if isinstance(self, PermitKeys) else ("lock", "robust")
+        families = ("permits",) if isinstance(self, PermitKeys) else ("lock", "robust")
         return [f"{engine} {family} ".encode() + self.all[0] for engine in get_args(Engine) for family in families]
 
     def by(self, engine: Engine) -> Self:
@@ -251,13 +251,6 @@ class PermitKeys(Keys):
     def kind(self) -> PermitKind:
         """The kind of primitive that they belong to."""
         return cast("PermitKind", self.all[0].rpartition(b":")[2].decode())
-
-
-class UpgradeKeys(PermitKeys):
-    """The keys of a read/write lock, for a reader that becomes the writer."""
-
-    __slots__ = ()
-    family: ClassVar[Family] = "upgrade"
 
 
 class BarrierKeys(PermitKeys):
@@ -339,11 +332,6 @@ def permit_keys(name: bytes, kind: PermitKind, prefix: bytes = b"") -> PermitKey
     stem = _stem(qualified(name, prefix)) + b":" + kind.encode()
     made = BarrierKeys if kind == "barrier" else PermitKeys
     return made(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
-
-
-def upgrade_keys(keys: PermitKeys) -> UpgradeKeys:
-    """Return the keys of a read/write lock for a reader that becomes the writer."""
-    return UpgradeKeys(keys.name, keys.all, engine=keys.engine)
 
 
 def turn_key(key: bytes) -> bytes:

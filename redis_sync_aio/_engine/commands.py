@@ -39,7 +39,6 @@ _SCRIPTS: dict[Family, Scripts] = {
     "lock": Scripts("lock/acquire", "lock/release", "lock/renew", "lock/inspect"),
     "robust": Scripts("lock/acquire", "robust/release", "robust/renew", "lock/inspect"),
     "permits": Scripts("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
-    "upgrade": Scripts("permits/upgrade", "permits/downgrade", "permits/renew", "permits/inspect"),
     "barrier": Scripts("barrier/join", "permits/release", "permits/renew", "permits/inspect"),
 }
 
@@ -68,8 +67,7 @@ class Commands:
     ) -> Call:
         """Request the lock or permit of ``keys``; with a ``ticket`` (not empty) also a place in its queue.
 
-        ``more``: weight, limit and perhaps whose limit for permits, the attempt for upgrades; for locks 1 if the token
-        may be used again.
+        ``more``: weight, limit and perhaps whose limit for permits; for locks 1 if the token may be used again.
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
         call = Call(keys, load(_SCRIPTS[keys.family].acquire), words, delivery.sent, delivery.expires, delivery.done)
@@ -115,8 +113,7 @@ class Commands:
 
         ``pending``: a copy of the acquire that this ends may still be in flight, and must find its token spent.
         ``release_args``: of a robust lock, the writer of its record, and what becomes of the record (empty: it was not
-        adopted); of an upgrade, the attempt. ``undoes``: as `Call.undoes`; true, too, if it is ``pending`` or has a
-        ticket.
+        adopted). ``undoes``: as `Call.undoes`; true, too, if it is ``pending`` or has a ticket.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if release_args or keys.release_args:
@@ -147,6 +144,13 @@ class Commands:
         words: tuple[Argument, ...] = (token, ttl_ms, *size, *more)
         call = Call(keys, load(_SCRIPTS[keys.family].renew), words, delivery.sent, delivery.expires, delivery.done)
         call.refused = refused
+        self.executor.send(call)
+        return call
+
+    def downgrade(self, keys: Keys, token: bytes, delivery: Delivery, *, undoes: bool = False) -> Call:
+        """Turn the writer of ``token`` into a reader. ``undoes``: as `Call.undoes`."""
+        call = Call(keys, load("permits/downgrade"), (token,), delivery.sent, delivery.expires, delivery.done)
+        call.undoes = undoes
         self.executor.send(call)
         return call
 

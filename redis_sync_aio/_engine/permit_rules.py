@@ -10,7 +10,7 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
               resized                 what a request with another limit does  a resize
               shared                  the first MAX_NOTIFIED of PERMITS, if   a grant to a process that shares
                                       it is set, for a ticket that waits
-    QUEUE     queue, ahead            from the front to the first that has    those granted or dropped; its own, at
+    QUEUE     queue                   from the front to the first that has    those granted or dropped; its own, at
                                       to wait; its own; the last one's score  the end (score: the last one's + 1)
     POLLS     polls                   the first ticket in the queue           its own, those dropped
     (inboxes) deaf, mute              of those tickets                        a message is published
@@ -61,7 +61,7 @@ class PermitDraft(QueueDraft):
         self.before = before
         self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
         self.known_limit = before.limit  # the caller's limit becomes the server's with a grant
-        self.ahead, self.lasts, self.least = before.ahead, 0, 0
+        self.lasts, self.least = 0, 0
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
@@ -76,7 +76,6 @@ class PermitDraft(QueueDraft):
             fence=self.fence,
             permits=self.permits,
             queue=tuple(self.queue),
-            ahead=self.ahead if self.ahead in self.queue else b"",
             polls=self.polls,
             shared=self.shared,
             packed=False,
@@ -90,8 +89,8 @@ class PermitDraft(QueueDraft):
     def weight(self, token: bytes) -> int:
         return self.permits[token].weight if token in self.permits else 0
 
-    def fits(self, weight: int, had: int) -> bool:
-        return self.used - had + weight <= self.limit
+    def fits(self, weight: int) -> bool:
+        return self.used + weight <= self.limit
 
     def left(self, until: int | None = None) -> int:
         """Return the milliseconds until then (None: until the first permit expires; 0 when there is none).
@@ -117,10 +116,9 @@ class PermitDraft(QueueDraft):
         self.fence = first + fences - 1
         return first
 
-    def hold(self, token: bytes, weight: int, ms: int, fence: int, attempt: bytes = b"") -> None:
-        until = self.permits[token].until if self.weight(token) else 0  # never shorter than it was
-        self.used += weight - self.weight(token)
-        self.permits[token] = Permit(weight, fence, max(until, self.now + ms * 1000), attempt)
+    def hold(self, token: bytes, weight: int, ms: int, fence: int) -> None:
+        self.used += weight
+        self.permits[token] = Permit(weight, fence, self.now + ms * 1000)
         shares = Sharer.of(token) is not None
         last = fence + FENCE_RANGE - 1 if shares and self.fenced(weight) else fence
         self.known_limit, self.fence, self.shared = self.limit, max(self.fence, last), self.shared or shares
@@ -161,10 +159,9 @@ class PermitDraft(QueueDraft):
                 self.leave(member)
                 self.moved = True
                 continue
-            had, weight = self.weight(ticket.token), ticket.weight
-            # An identity that holds a permit; or a reader that waited to become the writer, and no longer reads.
-            odd = (had > 0) != (member == self.ahead)
-            if weight > self.limit or odd:  # or the limit was lowered: its owner requests again
+            weight = ticket.weight
+            # The limit was lowered, or an identity holds a permit already: its owner requests again.
+            if weight > self.limit or self.weight(ticket.token):
                 self.leave(member)
                 if ticket.inbox:
                     self.tell(ticket.inbox, ticket.number, ASK_AGAIN, 0)
@@ -175,7 +172,7 @@ class PermitDraft(QueueDraft):
                 self.leave(member)
                 if alive > self.now:
                     self.hold(ticket.token, weight, ticket.claim_ms, self.next_fence(weight))
-            elif not self.fits(weight, had):  # a dead waiter must not block waiters that fit
+            elif not self.fits(weight):  # a dead waiter must not block waiters that fit
                 if self.used >= self.limit:
                     return Settled.FULL, None
                 if self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
@@ -185,7 +182,7 @@ class PermitDraft(QueueDraft):
             elif self.before.mute and ticket.inbox not in self.before.deaf and self.limit != OPEN_LIMIT:
                 return Settled.RESERVED, None
             else:
-                self.hand_over(member, ticket, weight, had)
+                self.hand_over(member, ticket, weight)
             self.moved = True
         return Settled.FULL, None  # the limit is unknown: the next request brings it
 
@@ -195,7 +192,7 @@ class PermitDraft(QueueDraft):
         if following is not None and self.queue[1] != mine and following.inbox not in (b"", inbox):
             self.tell(following.inbox, following.number, ASK_AGAIN, 0)
 
-    def hand_over(self, member: bytes, ticket: Ticket, weight: int, had: int) -> None:
+    def hand_over(self, member: bytes, ticket: Ticket, weight: int) -> None:
         """Grant the first ticket, if its owner lives, and notify the next waiter of the time to look."""
         behind = self.queue[1:2]
         following = Ticket.parse(behind[0]) if behind else None
@@ -206,8 +203,7 @@ class PermitDraft(QueueDraft):
         number = following.number if following is not None and together else 0  # 0: another process waits
         more = b" %d %d" % (number, then) if behind else b""
         if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more) or self.limit == OPEN_LIMIT:
-            attempt = ticket.inbox + b"|%d" % ticket.number if had else b""
-            self.hold(ticket.token, weight, ticket.claim_ms, fence, attempt)
+            self.hold(ticket.token, weight, ticket.claim_ms, fence)
             if following is not None and following.inbox and not together:
                 self.tell(following.inbox, following.number, 0, then)
 
@@ -227,18 +223,16 @@ class PermitDraft(QueueDraft):
         member: bytes,
         poll_ms: int,
         *,
-        ahead: bool = False,
         back: bool = False,
     ) -> PermitDecision:
         new = bool(member) and member not in self.queue
         look = self.left() or -1
         if reserved is not None and (look < 0 or reserved - self.now < look * 1000):
             look = self.left(reserved)
-        room = turn is Settled.FULL and self.used < self.limit and not ahead
+        room = turn is Settled.FULL and self.used < self.limit
         soon = Look.SOON if turn is Settled.RESERVED and reserved is None else Look.IN_TIME if room else Look.NONE
         if new:
-            self.queue.insert(0 if ahead else len(self.queue), member)
-            self.ahead = member if ahead else self.ahead
+            self.queue.append(member)
         if member and poll_ms:
             self.polls[member] = self.now // 1000 + poll_ms
         if member:
@@ -280,7 +274,7 @@ def acquire(
     differs = differs and whose != b"keep"
     if not draft.limit or differs or token in draft.permits or weight > abs(draft.limit):
         return _decline(draft, token, member, differs)
-    if turn is Settled.FREE and draft.fits(weight, 0):
+    if turn is Settled.FREE and draft.fits(weight):
         return _grant(draft, token, ttl_ms, member, weight)
     if member and member not in draft.queue and draft.crowded(most):
         return draft.decide((Outcome.QUEUE_FULL, draft.waiting(), draft.left() or -1, draft.now, 0))
@@ -314,44 +308,13 @@ def _grant(draft: PermitDraft, token: bytes, ttl_ms: int, member: bytes, weight:
     return draft.decide(fence)
 
 
-def upgrade(
-    before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, attempt: bytes
-) -> PermitDecision:
-    """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
+def downgrade(before: PermitSnapshot, token: bytes) -> PermitDecision:
+    """Turn the writer into a reader."""
     draft = PermitDraft(before)
-    turn, reserved = draft.settle(member)
-    had = draft.weight(token)
-    spent = attempt in draft.permits
-    if had in (0, WRITER_WEIGHT) or spent:
-        draft.leave(member)
-        draft.settle()
-        if had and draft.permits[token].attempt == attempt:
-            return draft.own(token)
-        return draft.refuse(Outcome.SPENT if spent else Outcome.DEADLOCK if had else Outcome.GONE, 0)
-    if draft.queue and draft.queue[0] == draft.ahead != member:
-        return draft.refuse(Outcome.DEADLOCK, 0)
-    if draft.fits(WRITER_WEIGHT, had):
-        draft.leave(member)
-        draft.hold(token, WRITER_WEIGHT, ttl_ms, fence := draft.next_fence(WRITER_WEIGHT), attempt)
-        if draft.queue:
-            draft.tell_contended(token)
-        return draft.decide(fence)
-    return draft.line_up(turn, reserved, member, poll_ms, ahead=True)
-
-
-def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> PermitDecision:
-    """Turn the writer that ``attempt`` made (empty: that was acquired as one) into a reader, or withdraw the attempt.
-
-    ``pending``: a late copy of the attempt must find it spent.
-    """
-    draft = PermitDraft(before)
-    draft.leave(member)
     held = draft.weight(token)
-    if held > 1 and draft.permits[token].attempt == attempt:
+    if held > 1:
         draft.used += 1 - held
-        draft.permits[token] = replace(draft.permits[token], weight=1, attempt=b"")
-    if pending:
-        draft.spend(attempt)
+        draft.permits[token] = replace(draft.permits[token], weight=1)
     draft.settle()
     return draft.decide(Released.RELEASED if held else Released.GONE)
 

@@ -18,7 +18,6 @@ class Permit:
     weight: int
     fence: int
     until: int  # server time in microseconds
-    attempt: bytes = b""  # the attempt by which its reader became the writer
 
 
 _TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
@@ -83,7 +82,6 @@ class PermitSnapshot:
     fence: int = 0  # the last one
     permits: Mapping[bytes, Permit] = field(default_factory=dict)  # by token
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
-    ahead: bytes = b""  # the first ticket, if it is that of a reader that waits to become the writer (score < 0)
     places: Mapping[bytes, int] = field(default_factory=dict, compare=False)  # of tickets: when they came
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
     unread: int = 0  # how many tickets of the queue are not in `queue`, since no decision looks at them

@@ -57,7 +57,6 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "barrier/break": permits.break_barrier,
     "permits/attach": permits.attach,
     "permits/inspect": permits.inspect,
-    "permits/upgrade": permits.upgrade,
     "permits/downgrade": permits.downgrade,
     "lock/narrow_renew": narrow.renew,
     "lock/narrow_release": narrow.release,

@@ -70,10 +70,10 @@ class QueueView:
         """Return whether a decision reached the last ticket that was read, and there are more."""
         return self.more and sum(member in after.queue for member in before.queue if member != self.own) < 2
 
-    def writes(self, before: Queues, after: Queues, ahead: bytes = b"", ahead_at: int = -1) -> list[Words]:
+    def writes(self, before: Queues, after: Queues, ahead: bytes = b"") -> list[Words]:
         """Return the commands that bring the queue to the state ``after``; ``ahead``: a ticket before all others.
 
-        Its place is ``ahead_at``. The place of any other ticket is the time of its arrival.
+        The place of any other ticket is the time of its arrival.
         """
         found: list[Words] = []
         gone = [member for member in before.queue if member not in after.queue]
@@ -82,7 +82,7 @@ class QueueView:
             found.append((b"ZREM", self.queue, *gone))
         for number, member in enumerate(new, max(self.tail + 1, before.now)):
             place = self.former if self.former and member == self.own and self.former < before.now else number
-            found.append((b"ZADD", self.queue, ahead_at if member == ahead else place, member))
+            found.append((b"ZADD", self.queue, -1 if member == ahead else place, member))
         if self.own in after.queue:  # each waiter asks again from time to time, far more often than that
             found.append((b"PEXPIRE", self.queue, QUEUE_TTL_MS))
         silent = [member for member in before.polls if member not in after.polls]

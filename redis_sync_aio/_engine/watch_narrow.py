@@ -97,6 +97,5 @@ def release_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
 
 def downgrade(keys: tuple[bytes, ...], words: Words) -> Decide:
     """Decide as permits/narrow_downgrade.lua does."""
-    token, attempt = blob(words[0]), blob(words[3]) if words[3:] else b""
-    _only_held(words[1], words[2])
-    return _permits(keys, token, lambda it: permit_rules.downgrade(it, token, b"", False, attempt))
+    token = blob(words[0])
+    return _permits(keys, token, lambda it: permit_rules.downgrade(it, token))

@@ -54,9 +54,7 @@ class PermitsRead:
 
     def writes(self, after: PermitSnapshot) -> list[Words]:
         """Return the commands that bring the keys to the state ``after``."""
-        return (
-            self._drop(after) + self._put(after) + self.line.writes(self.before, after, after.ahead, -self.before.now)
-        )
+        return self._drop(after) + self._put(after) + self.line.writes(self.before, after)
 
     def swept(self) -> PermitSnapshot:
         """Return the snapshot without the expired permits that were read."""
@@ -122,23 +120,22 @@ def _end(permit: Permit) -> bytes | int:
     return permit.until if permit.weight else b"%d.5" % (permit.until - 1)
 
 
-_PERMIT = re.compile(rb"(\d+) (\d+) ?(.*)", re.DOTALL)
+_PERMIT = re.compile(rb"(\d+) (\d+)")
 """The field of STATE for a permit; the scripts take any other for none."""
 
 
 def _about_permit(token: bytes, permit: Permit) -> tuple[bytes, bytes]:
     """Return the field of STATE for a permit, and its value."""
-    about = b"%d %d" % (permit.weight, permit.fence)
-    return b"=" + token, about + b" " + permit.attempt if permit.attempt else about
+    return b"=" + token, b"%d %d" % (permit.weight, permit.fence)
 
 
-def _first_asked(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int) -> list[Words]:
+def _first_asked(keys: WireKeys, token: bytes, replaced: bytes, own: bytes, window: int) -> list[Words]:
     permits, state, queue, polls = keys
     return [
         (b"WATCH", *keys),
         (b"TIME",),
-        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token, b"=" + attempt),
-        (b"ZMSCORE", permits, token, attempt),
+        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token, b"=" + replaced),
+        (b"ZMSCORE", permits, token, replaced),
         (b"ZRANGE", permits, 0, BATCH + (MAX_NOTIFIED if own else 1), b"WITHSCORES"),
         (b"ZRANGE", queue, 0, window - 1, b"WITHSCORES"),
         (b"ZCARD", queue),
@@ -242,13 +239,13 @@ def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
 
 
 def _read(
-    keys: WireKeys, token: bytes, attempt: bytes, own: bytes, former: int | None, window: int, mute: bool
+    keys: WireKeys, token: bytes, replaced: bytes, own: bytes, former: int | None, window: int, mute: bool
 ) -> Dialogue:
-    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty.
+    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``replaced`` the token that it attaches; or empty.
 
     ``former``: the place that the ticket had, if the request is repeated.
     """
-    seen = _overview(keys, checked((yield _first_asked(keys, token, attempt, own, window))), [token, attempt])
+    seen = _overview(keys, checked((yield _first_asked(keys, token, replaced, own, window))), [token, replaced])
     if seen.nameless:
         yield from _refuse_foreign(keys[1])
     limit, used, fence, kept = seen.known
@@ -273,7 +270,6 @@ def _read(
         fence=fence,
         permits={} if seen.lost else held,
         queue=members,
-        ahead=members[0] if members and places.get(members[0], 0) < 0 else b"",
         places={member: int(place) for member, place in places.items()},
         polls=polled,
         unread=seen.waiting - len(places) - (len(members) > len(places)),
@@ -311,9 +307,9 @@ def permits_of(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> di
     """Return the permits of ``tokens`` from ``about`` (of STATE) and ``ends`` (of PERMITS)."""
     found = {}
     for token, value, end in zip(tokens, about, ends, strict=True):
-        if value is not None and end is not None and (about_it := _PERMIT.match(value)) and float(end) < math.inf:
-            weight, fence, attempt = about_it.groups()
-            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)), attempt)
+        if value is not None and end is not None and (about_it := _PERMIT.fullmatch(value)) and float(end) < math.inf:
+            weight, fence = about_it.groups()
+            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)))
     return found
 
 
@@ -327,11 +323,11 @@ def _about(
     own: bytes,
     rule: Callable[[PermitSnapshot], rules.PermitDecision],
     waits: bool = False,
-    attempt: bytes = b"",
+    replaced: bytes = b"",
     window: int | None = None,
     former: int | None = None,
 ) -> Decide:
-    """Decide for ``token``, by that ``attempt`` if it upgrades.
+    """Decide for ``token``, which attaches ``replaced`` if that is not empty.
 
     ``former``: the place that the ticket ``own`` had, if the request is repeated.
 
@@ -344,7 +340,7 @@ def _about(
         nonlocal packed
         seen = window or WINDOW
         while True:
-            view = yield from _read(keys, token, attempt, own, former, seen, mute)
+            view = yield from _read(keys, token, replaced, own, former, seen, mute)
             before = view.before
             packed |= before.used >= before.limit > 0
             view = replace(view, before=replace(before, packed=packed))
@@ -388,7 +384,7 @@ def renew(keys: WireKeys, words: Words) -> Decide:
 def attach(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/attach.lua does."""
     token, ttl, replaced = blob(words[0]), int(words[1]), blob(words[2])
-    return _about(keys, token, b"", lambda it: rules.attach(it, token, ttl, replaced), attempt=replaced)
+    return _about(keys, token, b"", lambda it: rules.attach(it, token, ttl, replaced), replaced=replaced)
 
 
 def resize(keys: WireKeys, words: Words) -> Decide:
@@ -417,18 +413,10 @@ def break_barrier(keys: WireKeys, words: Words) -> Decide:
     return _about(keys, token, b"", lambda it: barriers.break_(it, token, parties, broken > 0, token_ms), window=1001)
 
 
-def upgrade(keys: WireKeys, words: Words) -> Decide:
-    """Decide as permits/upgrade.lua does."""
-    token, own, attempt = blob(words[0]), blob(words[2]), blob(words[4])
-    ttl, poll = int(words[1]), int(words[3])
-    return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll, attempt), True, attempt)
-
-
 def downgrade(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/downgrade.lua does."""
-    token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
-    attempt = blob(words[3]) if words[3:] else b""
-    return _about(keys, token, own, lambda it: rules.downgrade(it, token, own, pending, attempt), attempt=attempt)
+    token = blob(words[0])
+    return _about(keys, token, b"", lambda it: rules.downgrade(it, token))
 
 
 def inspect(keys: WireKeys, words: Words) -> Decide:

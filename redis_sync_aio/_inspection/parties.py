@@ -25,14 +25,13 @@ class Queued(NamedTuple):
     member: bytes
     ticket: Ticket
     since: float | None  # server time in microseconds
-    upgrades: bool
 
 
 def queued(members: Iterable[tuple[bytes, float]], of_lock: bool) -> list[Queued]:
     """Return the tickets among the members of a queue, which come with their scores."""
     read = Ticket.of_lock if of_lock else Ticket.parse
     return [
-        Queued(member, ticket, abs(score) if abs(score) >= FIRST_TIME else None, score < 0)
+        Queued(member, ticket, score if score >= FIRST_TIME else None)
         for member, score in members
         if member != POLLERS_TICKET and (ticket := read(member)) is not None
     ]

@@ -170,7 +170,7 @@ class _Reading:
         scores = [self._usable(reply, self._polls, ALIVE) for reply in replies[1:]]
         until = dict(zip([one.member for one in self._polled()], scores, strict=True))
         polls_known = self._readable(self._polls, ALIVE)
-        rest = [one for one in self.tickets if one.upgrades or one.ticket.token not in holders]
+        rest = [one for one in self.tickets if one.ticket.token not in holders]
         found = [waiter(one, now, permits, until.get(one.member), listening, polls_known) for one in rest]
         if dead := [it for it in found if it.alive is False]:
             self.problems.append(problems.dead_waiters(dead))

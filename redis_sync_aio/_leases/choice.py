@@ -13,6 +13,7 @@ from typing import TypeVar
 from .._core.keys import PermitKeys
 from .._scripts.constants import WRITER_WEIGHT
 from ..errors import NotHeld, WouldDeadlock
+from ..errors._leases import RELEASE_TO_WRITE
 from .grant import Grant
 from .tasks import TaskRef, current_ref, ended
 
@@ -50,10 +51,10 @@ def deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool) -> Wo
     ``reads`` tells that it asks to read, next to other readers.
     """
     for lease in held:
-        writes = lease.weight == WRITER_WEIGHT or lease.upgraded
+        writes = lease.weight == WRITER_WEIGHT
         if lease.bars(task) and (writes or not reads):
             use = "use AsyncReentrantLock for both, or pass the lease down instead of acquiring again"
             if isinstance(lease.keys, PermitKeys):
-                use = "go on with that lease, or downgrade() it" if writes else "upgrade() that lease"
+                use = "go on with that lease, or downgrade() it" if writes else RELEASE_TO_WRITE
             return WouldDeadlock.own_body(name, fence=lease.fence, use=use)
     return None

@@ -13,7 +13,6 @@ from .._transport.call import Call
 from ..errors import CommandRefused
 from .grant import Grant
 from .in_flight import InFlightRenewals, Sent, Span
-from .permit_grant import UpgradedGrant
 from .terms import LeaseState
 
 CLAIM_USED = 1 / 6
@@ -48,67 +47,40 @@ class Deadlines:
 
         No other renewal is due until it is answered: that would undo what this one asks for.
         """
-        permit, span, known = lease.permit, (now(), ttl / 1000), None
-        if sum(span) < max(lease.deadline, permit.deadline):
-            latest = lease if lease.deadline > permit.deadline else permit
-            known = latest.deadline - latest.period, latest.period
+        span, known = (now(), ttl / 1000), None
+        if sum(span) < lease.deadline:
+            known = lease.deadline - lease.period, lease.period
             self._last_for(lease, span)
         lease.renewing += 1
-        return self._unanswered.add(permit, span, known)
+        return self._unanswered.add(lease, span, known)
 
     def settle(self, lease: Grant, sent: Sent, call: Call) -> None:
         """Settle a renewal after its call was answered or given up."""
         if sent.given_up:  # it was settled before: only the error of giving up follows
             return
         lease.renewing -= 1
-        permit, nothing = lease.permit, changed_nothing(call)
+        nothing = changed_nothing(call)
         if nothing:
-            self._unanswered.without_effect(permit, sent)
+            self._unanswered.without_effect(lease, sent)
         elif call.error is None:
-            self._unanswered.answered(permit, sent, call.ambiguous, self._alone())
+            self._unanswered.answered(lease, sent, call.ambiguous, self._alone())
         sent.given_up = True
         if lease.state is LeaseState.HELD:
-            known = self._unanswered.known(permit) if nothing else None
+            known = self._unanswered.known(lease) if nothing else None
             if known is not None and sum(known) > lease.deadline:
                 self._last_for(lease, known)
             self.keep(lease)
 
     def apply(self, lease: Grant, span: Span) -> None:
         """Let ``lease`` last for ``span``, as the server said, unless a renewal in flight may end it sooner."""
-        self._last_for(lease, self._unanswered.learn(lease.permit, span))
+        self._last_for(lease, self._unanswered.learn(lease, span))
 
     def _last_for(self, lease: Grant, span: Span) -> None:
-        """Let ``lease`` last for ``span``, and with it what is on the same permit."""
+        """Let ``lease`` last for ``span``."""
         since, lease.period = span
-        lease.claim = lease.permit.claim = 0.0
+        lease.claim = 0.0
         lease.deadline = since + lease.period
         lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
-        lease.prolonged()
-        self.keep(lease)
-        permit = lease.permit
-        if permit is not lease:
-            self._follow(permit, lease)
-            lease.deadline = min(lease.deadline, lease.hold_limit)
-        self.update_writer(lease)
-
-    def update_writer(self, permit: Grant) -> None:
-        """Let the writer's grant of an upgraded ``permit`` last as long as both the permit and the reader's grant."""
-        writer = permit.above
-        if writer is not None and writer.state is LeaseState.HELD:
-            writer.hold_limit = writer.latest_end()
-            self._follow(writer, permit)
-
-    def put_above(self, lease: Grant, writer: UpgradedGrant) -> None:
-        """Put ``writer`` on the permit of ``lease``, which the server lets last at least as long."""
-        permit = lease.permit
-        writer.stand_on(lease)
-        # A renewal in flight may be executed after the grant.
-        writer.deadline = min(writer.deadline, writer.hold_limit, self._unanswered.bound(permit))
-        if writer.deadline > permit.deadline:
-            self._follow(permit, writer)
-
-    def _follow(self, lease: Grant, other: Grant) -> None:
-        lease.follow(other)
         lease.prolonged()
         self.keep(lease)
 

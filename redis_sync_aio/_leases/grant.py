@@ -87,10 +87,6 @@ class Grant:
     """Whether a release that got no answer may have been executed."""
     renewing = 0
     """Number of renewals in flight."""
-    above: Grant | None = None
-    """The writer's grant that stands on this one, while this reader's grant is upgraded (`UpgradedGrant`)."""
-    upgrader: Grant | None = None
-    """The reader's grant that is, or is about to become, the writer on this permit."""
     acquirer: TaskRef | None = None
     """The task that acquired it, weakly: a forgotten lease keeps no task alive. None if its owner is not a task."""
     root: CodeType | None = None
@@ -107,8 +103,6 @@ class Grant:
     """True if a drain of the coordinator takes it away immediately: its body has no end of its own."""
     group: Group | None = None
     """The leases that stand on this grant: of a multi-lock, a Redlock or a reentrant owner."""
-    attempt = b""
-    """The number by which the server knows an upgrade; empty for every other grant."""
     replayed = False
     """Whether a copy of its request may still be on the way to the server."""
     releasers: list[FutureLike[None]] | None = None
@@ -317,10 +311,6 @@ class Grant:
         shares = () if self.group is None else self.group.shares
         return self.observation or next((share.observation for share in shares if share.observation), None)
 
-    async def alone(self, timeout: float | None) -> bool:
-        """Wait until no other task of this process uses its permit; return whether that is so in time."""
-        return True
-
     def committing(self, number: int) -> None:
         """Count guarded commits in flight: ``number`` more, or fewer if it is negative."""
 
@@ -339,31 +329,9 @@ class Grant:
         return self._terms.reusable
 
     @property
-    def upgraded(self) -> bool:
-        """Whether a writer's grant stands on it and is held. Then that one is renewed."""
-        return self.above is not None and self.above.state is HELD
-
-    @property
     def over(self) -> bool:
         """Whether it is known to have ended."""
         return self.state in (RELEASED, LeaseState.LOST)
-
-    def stands(self) -> bool:
-        """Return whether what it stands on is still held."""
-        return True
-
-    def latest_end(self) -> float:
-        """Return until when it may last, however it is renewed (local clock)."""
-        return self.hold_limit
-
-    def shares_end(self) -> bool:
-        """Return whether extending it extends its permit, too."""
-        return True
-
-    def follow(self, other: Grant) -> None:
-        """Last as long as ``other``, a grant on the same permit."""
-        self.period, self.renew_at = other.period, other.renew_at
-        self.deadline = min(other.deadline, self.hold_limit)
 
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""
@@ -390,8 +358,6 @@ class Grant:
         """Start the release unless it has begun; do not wait for it."""
         if self.state is HELD:
             self.state = LeaseState.RELEASING
-            if self.above is not None and self.above.state is HELD:  # a writer cannot outlast its permit
-                self.above.lose("expired")
             self.manager.release(self)
 
     def release_ended(self, error: Exception | None) -> None:
@@ -418,8 +384,6 @@ class Grant:
             self.reason = reason = cause.reason
             if self.reports_loss:
                 self._report_loss()
-            if self.above is not None:  # before forget(), which may give the permit back
-                self.above.lose(reason)
             self.manager.forget(self)
             if self.group is not None:
                 self.group.member_lost(self)

@@ -117,7 +117,3 @@ class InFlightRenewals:
         since, seconds = known
         known = since, min(seconds, self._shortest_stray(permit))
         return min((known, *(sent.span for sent in self._sent.get(permit, ()))), key=sum)
-
-    def bound(self, permit: object) -> float:
-        """Return until when every renewal in flight lets ``permit`` last (local clock)."""
-        return sum(self.shortest(permit, (math.inf, 0.0)))

@@ -63,8 +63,7 @@ class BaseLease:
     def token(self) -> str:
         """The value under the key of the lock: unique to this acquisition, or the identity of the caller.
 
-        Some leases have the same token: those that tasks share, those of one reentrant owner, and that of a reader and
-        of its upgrade.
+        Some leases have the same token: those that tasks share, and those of one reentrant owner.
         """
         return self._grant.token
 
@@ -189,8 +188,7 @@ class BaseLease:
             WrongContext: The lease belongs to another event loop or process.
 
         After Unreachable and CommandRefused the lease is held until its deadline and not renewed. Call this method to
-        try again; `release` of the lock does not know the lease any more. (A writer's lease of an upgrade is lost
-        instead, and the reader's goes on.)
+        try again; `release` of the lock does not know the lease any more.
 
         On cancellation the release goes on in the background and is never left half done. At the end of a body that
         failed, the release is awaited for ``exit_timeout`` of the coordinator and then goes on in the background.

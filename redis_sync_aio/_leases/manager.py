@@ -67,7 +67,7 @@ class GrantManager:
         """Stop looking at a grant."""
         self.slices: Slices = Slices(self.loop)
         self.renewals: Renewals = Renewals(commands, self.keep, self.ask)
-        self.releases: Releases = Releases(commands, self.loop, settings.retry_for, self.keep, forget)
+        self.releases: Releases = Releases(commands, self.loop, settings.retry_for, forget)
         # Grants call these on the manager; the attributes save a call in between.
         self.extend: Callable[[Grant, int], Awaitable[None]] = self.renewals.extend
         self.release: Callable[[Grant], None] = self.releases.release
@@ -86,7 +86,7 @@ class GrantManager:
                 return
             del self._schedule.put_off[lease]
         when, slack = lease.renew_at, lease.period / 8
-        if when >= lease.deadline or lease.renewing or lease.upgraded:
+        if when >= lease.deadline or lease.renewing:
             when = lease.deadline
             slack = (when - now()) / 8
         self._enter(lease, when, slack)
@@ -143,7 +143,7 @@ class GrantManager:
             # A renewal in flight was sent in good time, so the server was out of reach, unless it refused (`cause_of`).
             lease.lose("unreachable" if lease.renewing else "expired")
             return
-        if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
+        if not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
             if self._late > lease.period / 3:
                 self._report_late(lease)
             if lease.drop_forgotten():
@@ -181,9 +181,8 @@ class GrantManager:
     def forget(self, lease: Grant) -> None:
         """Let go of ``lease``, which is lost."""
         self._forget(lease)
-        self.releases.put_back(lease)
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
-        if lease.permit is lease and lease.reason != "closed" and not lease.reusable and perhaps:
+        if lease.reason != "closed" and not lease.reusable and perhaps:
             # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
             lease.interrupted = True
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())

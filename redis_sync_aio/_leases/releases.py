@@ -10,7 +10,7 @@ from .._client.resp import Argument
 from .._core.clock import now
 from .._core.keys import Keys
 from .._engine.commands import Commands, Delivery
-from .._scripts.constants import WRITER_WEIGHT, Released
+from .._scripts.constants import Released
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .grant import Grant
@@ -26,18 +26,13 @@ class Releases:
         commands: Callable[[], Commands],
         loop: asyncio.AbstractEventLoop,
         retry_for: float,
-        keep: Callable[[Grant], None],
         forget: Callable[[Grant], None],
     ) -> None:
-        """Begin with no release in flight.
-
-        ``keep`` makes the timer look at a grant in time; ``forget`` removes it from those that are held.
-        """
+        """Begin with no release in flight. ``forget`` removes a grant from those that are held."""
         self.in_flight: InFlightCounter = InFlightCounter()
         self._commands = commands
         self._loop = loop
         self._retry_for = retry_for
-        self._keep = keep
         self._forget = forget
 
     def release(self, lease: Grant) -> None:
@@ -51,11 +46,8 @@ class Releases:
         # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
         self.in_flight.started(call)
         self._forget(lease)
-        permit = lease.permit
-        if permit is not lease:
-            self._keep(permit)  # from now on it is renewed itself
         if (here := lease.same_identity) is not None:
-            here.release_sent(lease.wire_token, 0 if permit is lease else WRITER_WEIGHT)
+            here.release_sent(lease.wire_token)
 
     def undo(
         self,
@@ -66,12 +58,8 @@ class Releases:
         pending: bool = False,
         release_args: tuple[Argument, ...] = (),
         done: Callable[[Call], None] | None = None,
-        expires: float | None = None,
     ) -> None:
-        """Send a release that no task waits for; see `Resource.undo`.
-
-        It is repeated for a minute at least, or until ``expires`` (local clock).
-        """
+        """Send a release that no task waits for; see `Resource.undo`. It is repeated for a minute at least."""
 
         def answered(call: Call) -> None:
             self.in_flight.finished(call)
@@ -79,9 +67,7 @@ class Releases:
                 done(call)
 
         time = now()
-        if expires is None:
-            expires = time + max(self._retry_for, 60.0)
-        told, undoes = Delivery(time, expires, answered), not pending
+        told, undoes = Delivery(time, time + max(self._retry_for, 60.0), answered), not pending
         call = self._commands().release(
             keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=undoes
         )
@@ -95,17 +81,14 @@ class Releases:
             self._commands().attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
         )
 
-    def put_back(self, lease: Grant) -> None:
-        """Turn a writer into a reader if its release is not sent, or got no answer.
+    def repeat_downgrade(self, lease: Grant) -> None:
+        """Repeat the downgrade of ``lease``, whose renewals would otherwise keep the writer's permit, to its deadline.
 
-        Otherwise the renewals of the reader would block all others.
+        Not after its end: the same identity may have become the writer again.
         """
-        if not lease.stands():
-            return
-        if lease.permit is not lease:
-            self._keep(lease.permit)  # from now on it is renewed itself
-        if lease.attempt:
-            self.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
+        if lease.state is LeaseState.HELD:
+            told = Delivery(now(), lease.deadline, self.in_flight.finished)
+            self.in_flight.started(self._commands().downgrade(lease.keys, lease.wire_token, told, undoes=True))
 
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)
@@ -114,15 +97,8 @@ class Releases:
             here.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING
         error = None if plainly else release_error(lease, call)
-        awaited = bool(lease.releasers)
         lease.release_ended(error)
-        if error is None or lease.state is not LeaseState.HELD:
-            return
-        if lease.attempt:  # it must not be relied on any more: tell the server that the reader reads
-            if awaited:  # the caller of release() gets the error, not a cancellation
-                lease.hold = None
-            lease.lose("unreachable")
-        else:
+        if error is not None:
             notice_end(self._loop, lease)
 
 

@@ -111,8 +111,6 @@ class Renewals(Deadlines):
             return None
         if outcome is not Renewed.RENEWED:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
-            if lease.permit is not lease:  # before the lease: a permit that is gone is not put back
-                lease.permit.lose(reason)
             lease.lose(reason)
             return lease.loss()
         if ttl:
@@ -125,13 +123,9 @@ class Renewals(Deadlines):
 
         def executed(call: Call) -> None:
             lease.ttl_ms = ttl
-            permit = lease.permit
             renewed = call.error is None and read_renew(call.reply) is Renewed.RENEWED
-            if not renewed or lease.state is not LeaseState.HELD:
-                return
-            if lease.shares_end():  # else it ends with the share of that task, as before
-                for extended in (lease, permit):  # also past `max_hold`
-                    extended.hold_limit = max(extended.hold_limit, call.sent + ttl / 1000)
+            if renewed and lease.state is LeaseState.HELD:  # also past `max_hold`
+                lease.hold_limit = max(lease.hold_limit, call.sent + ttl / 1000)
 
         await self._renew_now(lease, ttl, executed)
 

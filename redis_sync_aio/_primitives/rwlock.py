@@ -13,13 +13,14 @@ from .._core.display import text
 from .._core.keys import Engine, PermitKeys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.grant import Grant
-from .._leases.hold import Acquiring, OnLost
+from .._leases.hold import OnLost
 from .._leases.lease import BaseLease, GuardingLease, grant_of
-from .._scripts.constants import WRITER_WEIGHT
-from ..errors import WouldDeadlock
+from .._leases.manager import GrantManager
+from .._scripts.constants import WRITER_WEIGHT, Released
+from .._transport.call import Call
+from ..errors import NotHeld, SyncError, WouldDeadlock
 from .base import PermitPrimitive
 from .options import LeaseOptions
-from .upgrade import Upgrader
 
 __all__ = ["AsyncReadWriteLock", "ReadSide", "ReadWriteStatistics", "WriteSide"]
 
@@ -97,7 +98,7 @@ class WriteSide(Side):
     """The writers' side of an `AsyncReadWriteLock`, made by its ``write()``: one lease at a time, and no reader.
 
     It is acquired like an [`AsyncLock`][redis_sync_aio.AsyncLock], and is itself an async context manager. An identity
-    has one permit, on one side: an identity that reads gets WouldDeadlock here. Upgrade its lease instead.
+    has one permit, on one side: an identity that reads gets WouldDeadlock here. Release its lease first.
 
     Example:
         ```python
@@ -108,6 +109,38 @@ class WriteSide(Side):
 
     _kind = "write"
     _weight = _side = WRITER_WEIGHT
+
+    async def _downgrade(self, lease: Grant) -> None:
+        """Turn ``lease`` of a writer into one of a reader, as `AsyncReadWriteLock.downgrade` says."""
+        lease.check_context()
+        lease.check()
+        if lease.keys != self._keys or lease.weight != WRITER_WEIGHT:
+            raise NotHeld.other_lease(
+                self.name, given=repr(lease), expected="writer", use="downgrade() takes one of write()"
+            )
+        lease.become_reader()  # immediately, and in any case: from here on the caller must not write
+        resource = self._known()
+        here = None if resource is None else resource.identities
+        if here is not None:
+            here.release_sent(lease.wire_token, at_least=WRITER_WEIGHT)
+        manager = lease.permit.manager
+        assert isinstance(manager, GrantManager)
+
+        def answered(call: Call) -> SyncError | None:
+            if here is not None:
+                here.release_answered(lease.wire_token)
+            if call.error is not None:
+                # On the server it may still be the writer's, and the renewals of the reader would keep that forever.
+                manager.releases.repeat_downgrade(lease)
+                return call.error
+            if call.reply != Released.RELEASED:
+                lease.lose("expired")
+                return lease.loss()
+            return None
+
+        await manager.ask(
+            lease, lambda commands, delivery: commands.downgrade(self._keys, lease.wire_token, delivery), answered
+        )
 
 
 class AsyncReadWriteLock:
@@ -124,8 +157,8 @@ class AsyncReadWriteLock:
     The fence of a writer is greater than every earlier one. Readers have the fence of the last writer, so two readers
     with the same fence saw the same state.
 
-    The lock is not reentrant. A reader that asks for the write side inside its own body gets WouldDeadlock: use
-    [`upgrade`][redis_sync_aio.AsyncReadWriteLock.upgrade].
+    The lock is not reentrant. A reader that asks for the write side inside its own body gets WouldDeadlock: release the
+    read side first.
 
     Args:
         client: As for `AsyncLock`.
@@ -176,7 +209,6 @@ class AsyncReadWriteLock:
         options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting)
         self._read = ReadSide(client, name, _keys_of_both, options)
         self._write = WriteSide(client, name, _keys_of_both, options)
-        self._upgrade = Upgrader(self._read, self._read._keys, on_lost)
 
     def read(self) -> ReadSide:
         """Return the readers' side.
@@ -192,39 +224,10 @@ class AsyncReadWriteLock:
         """
         return self._write
 
-    def upgrade(self, lease: GuardingLease, *, timeout: Seconds | None = None) -> Acquiring[GuardingLease]:
-        """Return an async context manager in whose body a reader is the writer. Afterwards it reads again.
-
-        Entering waits until the other readers are gone, ahead of everybody else in the queue. Nobody writes in between,
-        so what was read is still true. The body gets a second lease, with a fence of a writer, which the lease of the
-        reader has from then on, too. The writer's lease is lost when the reader's is released or lost.
-
-        Args:
-            lease: A lease of a reader of this lock, held by this process.
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
-
-        Raises:
-            TypeError, ValueError: At the call: an argument is bad. Nothing was sent. The other errors are raised on
-                entering.
-            WouldDeadlock: Another reader waits for an upgrade, too, so one of the two has to release first. Or this
-                lease is upgraded already.
-            AcquireTimeout: The other readers did not leave in time. ``lease`` still reads.
-            LeaseLost: The lease of the reader is lost.
-            NotHeld: The lease was released, or is not one of a reader.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
-
-        On cancellation ``lease`` still reads.
-        """
-        self._check_lease(lease, "reader")
-        return self._upgrade.upgrade(lease, timeout)
-
     async def downgrade(self, lease: GuardingLease) -> None:
-        """Turn the lease of a writer into one of a reader, without a gap.
+        """Turn the lease of a writer into one of a reader, without a gap. The same lease object keeps its fence.
 
         Readers at the head of the queue get in immediately.
-
-        The same lease object goes on, with its fence. A lease of `upgrade` ends instead, as at the end of its body, and
-        the lease of the reader goes on.
 
         Args:
             lease: A lease of a writer of this lock, held by this process.
@@ -238,12 +241,9 @@ class AsyncReadWriteLock:
         After a cancellation or an error the lease may be either on the server. A command in the background repeats the
         downgrade for as long as the lease lasts. Do not write any more.
         """
-        self._check_lease(lease, "writer")
-        await self._upgrade.downgrade(grant_of(lease))
-
-    def _check_lease(self, lease: GuardingLease, what: str) -> None:
         if not isinstance(lease, BaseLease):  # for callers without a type checker
-            raise TypeError(f"lease must be a {what}'s lease of {self.name!r}, not {lease!r}")
+            raise TypeError(f"lease must be a writer's lease of {self.name!r}, not {lease!r}")
+        await self._write._downgrade(grant_of(lease))
 
     async def statistics(self) -> ReadWriteStatistics:
         """Return writer, readers, waiters and fence as the server sees them. One round trip.

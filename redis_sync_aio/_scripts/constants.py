@@ -32,10 +32,8 @@ class Outcome(IntEnum):
     SPENT = 4
     MISMATCH = 5  # this and the following: refused, and not queued
     TOO_HEAVY = 6
-    DEADLOCK = 7
-    GONE = 8
-    QUEUE_FULL = 9
-    BROKEN = 10
+    QUEUE_FULL = 7
+    BROKEN = 8
 
 
 class Released(IntEnum):

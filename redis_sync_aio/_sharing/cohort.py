@@ -105,9 +105,7 @@ class Cohort(Holdings):
     def _check_waits(self, request: Request, task: Task | None) -> None:
         """Raise WouldDeadlock if ``task``, the current one, would wait for the end of a body of its own."""
         for grant in self.grants:
-            if grant.upgrader is not None:  # all its readers wait for one of them
-                self.resource.check_waits(request)
-            elif not self._together and grant.shares:  # one at most
+            if not self._together and grant.shares:  # one at most
                 body = grant.shares[0].body
                 if body is not None and body() is task:
                     self.resource.check_waits(request)

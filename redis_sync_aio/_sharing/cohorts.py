@@ -67,8 +67,7 @@ class Cohorts:
 
     def without_ticket(self) -> int:
         """Return how many tasks wait without a ticket of their own."""
-        lines = sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in self.all.values())
-        return lines + sum(grant.share_ended is not None for cohort in self.all.values() for grant in cohort.grants)
+        return sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in self.all.values())
 
     def refuse_waiter(self, waiter: Waiter, why: Callable[[bool], Exception | None]) -> None:
         """End the wait for ``waiter`` with the error that ``why`` returns, if any; it is told whether that reads."""

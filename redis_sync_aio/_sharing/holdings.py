@@ -102,8 +102,6 @@ class Holdings(TaskGrantManager):
         shares.remove(lease)
         if lease._timer is not None or self.listed:
             lease.leave()
-        if grant.share_ended is not None:
-            grant.one_left()
         return True
 
     # -- resting ---------------------------------------------------------------------------------------
@@ -204,5 +202,4 @@ class Holdings(TaskGrantManager):
         shares, grant.shares = grant.shares, []
         for share in shares:
             share.lose(grant.reason or "expired")
-        grant.one_left()
         self._ask()

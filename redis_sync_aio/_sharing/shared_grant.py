@@ -59,8 +59,6 @@ class ProcessGrant(Grant):
     """Whether others wait for it at the server."""
     sound: bool
     """Whether it may be handed on. False once its cohort has retired it, or a task overstayed its time."""
-    share_ended: asyncio.Event | None
-    """Set when a part of it ends; exists while a task waits to be alone."""
 
     number = 0
     """The number of its contention notices; 0 until a cohort has the grant."""
@@ -94,7 +92,7 @@ class ProcessGrant(Grant):
         self.step = 0 if request.reads else 1
         self._range = FENCE_RANGE
         self.shares: list[TaskGrant] = []
-        self.contended, self.sound, self.share_ended = False, True, None
+        self.contended, self.sound = False, True
         self._reserved(fence, FENCE_RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
@@ -177,11 +175,6 @@ class ProcessGrant(Grant):
         """Stop handing on the grants of this name after a while: other clients wait for it."""
         resource = self.cohort.resource  # this grant may be on its way back, and the name another object by now
         (resource.hub.resources.get(self.keys.id) or resource).on_contention()
-
-    def one_left(self) -> None:
-        """Wake a task that waits to be alone: a part has ended."""
-        if self.share_ended is not None:
-            self.share_ended.set()
 
 
 class TaskGrant(Grant):
@@ -311,25 +304,6 @@ class TaskGrant(Grant):
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""
         return self.ends
-
-    async def alone(self, timeout: float | None) -> bool:
-        """Let no task join the grant, and wait until no other task holds it; return whether that is so.
-
-        It may have ended meanwhile itself.
-        """
-        grant = self.process_grant
-        self.manager.part_with(grant)
-        grant.share_ended = asyncio.Event()
-        try:
-            async with asyncio.timeout(timeout):
-                while len(grant.shares) > 1 and self.state is HELD:
-                    grant.share_ended.clear()
-                    await grant.share_ended.wait()
-        except TimeoutError:
-            return False
-        finally:
-            grant.share_ended = None
-        return True
 
     def leave(self) -> None:
         """Stop its timer, and forget the task that holds it."""

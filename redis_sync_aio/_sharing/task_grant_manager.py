@@ -84,7 +84,6 @@ class TaskGrantManager(ABC):
         assert isinstance(lease, TaskGrant)
         await self.hub.manager.renewals.extend(lease.process_grant, ttl)
         lease.extended(ttl)
-        self.hub.manager.renewals.update_writer(lease.process_grant)
 
     def release(self, lease: Grant) -> None:
         """End ``lease``, with a command unless another task gets the grant."""
@@ -94,7 +93,6 @@ class TaskGrantManager(ABC):
             lease.release_ended(None)
             return
         grant.shares.remove(lease)
-        grant.one_left()
         lease.leave()
         if grant.shares:
             lease.release_ended(None)
@@ -111,7 +109,6 @@ class TaskGrantManager(ABC):
         lease.state = LeaseState.RELEASED
         lease.leave()
         lease.notify_ended()
-        grant.one_left()
         if not grant.shares:
             grant.auto_renew, grant.renew_at = False, grant.deadline
 
@@ -123,7 +120,6 @@ class TaskGrantManager(ABC):
         if lease not in grant.shares:
             return  # the grant is lost
         grant.shares.remove(lease)
-        grant.one_left()
         if now() >= grant.deadline:
             grant.lose("expired")
         elif grant.shares:

@@ -60,7 +60,6 @@ _ASKED = {
     "acquire": "the acquire of",
     "acquire_all": "the acquire of",
     "join": "the acquire of",  # a barrier
-    "upgrade": "the upgrade of",
     "downgrade": "the downgrade of",
     "release": "the release of",
     "renew": "the renewal of",

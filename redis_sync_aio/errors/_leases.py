@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from ._base import SyncError
 from ._wording import listed, no_answer, within
 
+RELEASE_TO_WRITE = "release that lease before you acquire the write side"
+"""Advice to a reader that wants to write."""
 _MAX_HOLDERS = 5
 """Holders that one message shows."""
 
@@ -38,7 +40,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         remaining: float | None,
         answered: bool,
         held_here: bool,
-        upgradable: bool | None = None,
+        reads_here: bool | None = None,
         data: str | None = None,
     ) -> AcquireTimeout:
         """Return the error for a lock, or a side of a read/write lock, that was not granted in time.
@@ -49,7 +51,7 @@ class AcquireTimeout(SyncError, TimeoutError):
             answered: The attribute.
             within: The seconds that it was waited for.
             held_here: This process holds it.
-            upgradable: Of a read/write lock: this process reads it, and wants to write. None: it has no sides.
+            reads_here: Of a read/write lock: this process reads it, and wants to write. None: it has no sides.
             data: What to say of its key, if that is no lock.
         """
         failed = f"{name!r} was not {'free' if answered else 'granted'}{_within(within)}"
@@ -57,8 +59,8 @@ class AcquireTimeout(SyncError, TimeoutError):
             why = no_answer(name)
         elif held_here:
             use = "use AsyncReentrantLock"
-            if upgradable is not None:
-                use = "upgrade() that lease" if upgradable else "go on with that lease"
+            if reads_here is not None:
+                use = RELEASE_TO_WRITE if reads_here else "go on with that lease"
             why = _held_here("it", use)
         else:
             why = _held_elsewhere("it") if data is None else data
@@ -104,22 +106,6 @@ class AcquireTimeout(SyncError, TimeoutError):
         advice = ", and this call does not wait: give it time to wait, or try again later"
         why = advice if data is None else f": {data}"
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
-
-    @staticmethod
-    def of_upgrade(name: str, *, remaining: float | None, answered: bool, read_here: bool) -> AcquireTimeout:
-        """Return the error for a reader's lease that was not upgraded in time.
-
-        ``read_here`` says that this process has another lease that reads it.
-        """
-        if not answered:
-            why = no_answer(name)
-        elif read_here:
-            why = _held_here("another lease that reads it", "")
-        else:
-            why = "other readers hold it; wait longer, or look at statistics()"
-        return AcquireTimeout(
-            f"{name!r} could not be upgraded in time: {why}", name=name, remaining=remaining, answered=answered
-        )
 
     @staticmethod
     def of_several(
@@ -253,8 +239,8 @@ class WouldDeadlock(SyncError, RuntimeError):
     """Waiting would never end: two requests wait for each other, or a task waits for itself. Nothing was changed.
 
     This is a mistake in the program. Pass the lease that the task holds to the inner code, use an
-    [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock], or upgrade the lease of the reader. When two readers want
-    to upgrade, one of them has to release first. It is also a `RuntimeError`.
+    [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock], or release the lease of the reader before you acquire the
+    write side. It is also a `RuntimeError`.
     """
 
     @staticmethod
@@ -267,21 +253,8 @@ class WouldDeadlock(SyncError, RuntimeError):
     @staticmethod
     def other_side(name: str, *, identity: str, writes: bool) -> WouldDeadlock:
         """Return the error for an identity that already holds the other side of a read/write lock."""
-        has, use = ("writing", "downgrade() it") if writes else ("reading", "upgrade() it")
-        return WouldDeadlock(f"{identity!r} holds {name!r} already, for {has}: go on with that lease, or {use}")
-
-    @staticmethod
-    def upgraded_already(name: str) -> WouldDeadlock:
-        """Return the error for the upgrade of a lease that is upgraded."""
-        return WouldDeadlock(f"the lease on {name!r} is upgraded already: wait for that to end")
-
-    @staticmethod
-    def other_upgrade(name: str) -> WouldDeadlock:
-        """Return the error for two readers that would be upgraded at the same time."""
-        return WouldDeadlock(
-            f"another reader of {name!r} is, or waits to become, the writer, and both wait for each other: release "
-            "this lease, and acquire the write side"
-        )
+        has, use = ("writing", "go on with that lease, or downgrade() it") if writes else ("reading", RELEASE_TO_WRITE)
+        return WouldDeadlock(f"{identity!r} holds {name!r} already, for {has}: {use}")
 
 
 class NotHeld(SyncError):

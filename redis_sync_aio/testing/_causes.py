@@ -37,8 +37,7 @@ async def out_of_reach(grant: Grant) -> None:
         return
     with _cut_off(manager._commands().executor, grant.keys, grant.wire_token):
         manager.renewals.apply(grant, span)
-        for one in _holders(grant):
-            manager.renewals.renew(one, round(LAST * 1000))
+        manager.renewals.renew(grant, round(LAST * 1000))
         await _ended(grant)
 
 
@@ -46,9 +45,9 @@ async def late(grant: Grant) -> None:
     """Let a lease be lost because the event loop stands still when it is to be renewed: for 0.2 seconds at most."""
     manager = cast("GrantManager", grant.manager)
     while grant.state is HELD:
-        await wait_until(lambda: not any(one.renewing for one in _holders(grant)), SOON, timeout=PATIENCE)
+        await wait_until(lambda: not grant.renewing, SOON, timeout=PATIENCE)
         span = await _shorten(grant)
-        if grant.state is HELD and not any(one.renewing for one in _holders(grant)):
+        if grant.state is HELD and not grant.renewing:
             # No turn of the loop comes between, however long the answer took.
             manager.renewals.apply(grant, span)
             _stand_still(max(grant.deadline, now() + 0.01) + STALL)
@@ -60,14 +59,9 @@ def _stand_still(until: float) -> None:
         time.sleep(left)
 
 
-def _holders(grant: Grant) -> list[Grant]:
-    """Return the grants of a permit: itself, and the writer's if it was upgraded."""
-    return [grant] if grant.above is None else [grant, grant.above]
-
-
 async def _shorten(grant: Grant) -> tuple[float, float]:
     """Let the server end the lease soon; return the span that is left of it. Raises LeaseLost if it was gone."""
-    manager, weight = cast("GrantManager", grant.manager), max(one.weight for one in _holders(grant))
+    manager, weight = cast("GrantManager", grant.manager), grant.weight
     begun = now()
 
     def send(commands: Commands, delivery: Delivery) -> Call:

@@ -114,9 +114,11 @@ async def test_every_primitive(nodes: Nodes, options: dict[str, Any]) -> None:
             shared = AsyncReadWriteLock(sync, f"{{{name}}}:rw")
             async with shared.read() as reader:
                 assert await shared.write().try_acquire() is None
-                async with shared.upgrade(reader) as writer:
-                    assert await shared.read().try_acquire() is None
-                    assert writer.fence
+            async with shared.write() as writer:
+                assert await shared.read().try_acquire() is None
+                assert writer.fence > reader.fence
+                await shared.downgrade(writer)
+                assert await shared.write().try_acquire() is None
             again = AsyncReentrantLock(sync, f"{{{name}}}:again")
             async with again, again:
                 assert await again.locked()

@@ -170,24 +170,24 @@ async def test_p6_what_is_held_is_renewed_and_released(
 
 
 @pytest.mark.parametrize("engine", ["lua", "watch"])
-async def test_p6_an_upgraded_reader_writes_on_and_is_downgraded(nodes: Nodes, engine: Any) -> None:
-    """Its permit is one, so it is renewed and given back as a writer, and then as a reader."""
-    name = nodes.name_at(0, f"half-upgraded-{engine}")
+async def test_p6_a_writer_writes_on_and_is_downgraded(nodes: Nodes, engine: Any) -> None:
+    """It is renewed as a writer, and then as a reader."""
+    name = nodes.name_at(0, f"half-downgraded-{engine}")
     slot, (a, b, _) = nodes.slot(name), nodes.primaries
     async with moved_back(nodes, name), processes(nodes) as (sync, other):
         lock = side(sync, name, engine, BRIEF)
-        async with lock.read() as reading:
+        async with lock.write() as lease:
             try:
-                async with lock.upgrade(reading) as writing:
-                    await nodes.begin_move(slot, a, b)
-                    await renewed(writing)
-                about = await nodes.say(a, "HGET", f"{{{name}}}:rw:state", f"={reading.token}")
+                await nodes.begin_move(slot, a, b)
+                await renewed(lease)
+                await lock.downgrade(lease)
+                about = await nodes.say(a, "HGET", f"{{{name}}}:rw:state", f"={lease.token}")
                 assert about.startswith(b"1 ")
-                await renewed(reading, 1)
+                await renewed(lease, 1)
             finally:
                 await nodes.end_move(slot, a, b)
             async with side(other, name, engine, BRIEF).read().acquire(timeout=10):
-                reading.check()
+                lease.check()
 
 
 async def test_p3_a_waiter_has_its_turn_when_the_slot_has_arrived(nodes: Nodes) -> None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, Coordinator, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
 
@@ -123,13 +123,3 @@ async def test_p12_a_name_that_could_not_be_had_is_forgotten(
     coordinator = hub_of(redis)
     await wait_until(lambda: not (coordinator.resources or coordinator.acquisitions), FAST, timeout=5)
     await held.release()
-
-
-async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, sync: Coordinator) -> None:
-    rw = AsyncReadWriteLock(redis, NAME)
-    async with AsyncReadWriteLock(sync, NAME).read(), rw.read() as reader:
-        for timeout in (0, 0.01):
-            with pytest.raises(AcquireTimeout):
-                await rw.upgrade(reader, timeout=timeout).__aenter__()
-            known = hub_of(redis).resources
-            await wait_until(lambda: len(known) == 1, FAST, timeout=5)  # noqa: B023

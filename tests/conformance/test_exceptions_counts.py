@@ -19,7 +19,6 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
-    AsyncReadWriteLock,
     AsyncReentrantLock,
     Coordinator,
     LeaseLost,
@@ -43,14 +42,6 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def upgraded(sync: Coordinator) -> AsyncIterator[object]:
-    rw = AsyncReadWriteLock(sync, NAME, ttl=TTL)
-    reader = await rw.read().acquire()
-    async with rw.upgrade(reader) as writer:
-        yield writer
-
-
-@asynccontextmanager
 async def nested(sync: Coordinator) -> AsyncIterator[object]:
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
     async with lock, lock as inner:
@@ -62,7 +53,7 @@ def entered(make: Maker, sync: Coordinator) -> AbstractAsyncContextManager[objec
 
 
 PRIMITIVES: dict[str, Enter] = {label: partial(entered, make) for label, make in MAKERS.items()}
-PRIMITIVES |= {"upgrade": upgraded, "nested reentrant lock": nested}
+PRIMITIVES["nested reentrant lock"] = nested
 
 
 class ChildError(Exception):

@@ -141,7 +141,7 @@ async def test_a_lease_over_several_locks_says_which_fence_to_pass(gate: FenceGa
             await gate.accept(one)
 
 
-@pytest.mark.parametrize("kind", ["robust", "reentrant", "writer", "upgraded", "permit"])
+@pytest.mark.parametrize("kind", ["robust", "reentrant", "writer", "permit"])
 async def test_a_lease_of_one_name_passes_whatever_its_kind(gate: FenceGate, sync: Coordinator, kind: str) -> None:
     rw = AsyncReadWriteLock(sync, "rw")
     async with AsyncExitStack() as stack:
@@ -149,16 +149,11 @@ async def test_a_lease_of_one_name_passes_whatever_its_kind(gate: FenceGate, syn
             "robust": lambda: AsyncRobustLock(sync, NAME).acquire(),
             "reentrant": lambda: stack.enter_async_context(AsyncReentrantLock(sync, NAME)),
             "writer": lambda: rw.write().acquire(),
-            "upgraded": lambda: _upgraded(rw, stack),
             "permit": lambda: AsyncSemaphore(sync, NAME, limit=1).acquire(),
         }
         lease = await make[kind]()
         await gate.accept(lease)
         assert await gate.highest() == lease.fence
-
-
-async def _upgraded(rw: AsyncReadWriteLock, stack: AsyncExitStack) -> GuardingLease:
-    return await stack.enter_async_context(rw.upgrade(await rw.read().acquire()))
 
 
 async def test_bad_arguments_fail_immediately(redis: Redis) -> None:

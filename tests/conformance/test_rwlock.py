@@ -1,4 +1,4 @@
-"""AsyncReadWriteLock: readers or one writer, phase-fair, leases, fences, upgrade and downgrade (P1-P8)."""
+"""AsyncReadWriteLock: readers or one writer, phase-fair, leases, fences, downgrade (P1-P8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    AcquireTimeout,
     AsyncLock,
     AsyncReadWriteLock,
     AsyncSemaphore,
@@ -25,10 +24,10 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.types import BaseLease
 
-from ..support.body import FAST, for_ever
+from ..support.body import FAST
 from ..support.inside import FENCE_RANGE
 from ..support.sweep import Outcome, sweep
-from ..support.timed import Timed, timed
+from ..support.timed import Timed
 
 NAME = "config"
 STATE = f"{{{NAME}}}:rw:state"
@@ -218,127 +217,7 @@ async def test_every_key_ends_by_itself(rw: AsyncReadWriteLock, redis: Redis) ->
     await (await writer).release()
 
 
-# -- upgrade and downgrade -----------------------------------------------------------------------------------
-
-
-async def test_upgrade(rw: AsyncReadWriteLock) -> None:
-    """The reader waits for the others only, ahead of writers and readers in the queue, and reads on afterwards."""
-    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
-    read_before = mine.fence
-    waiting = await line_up(rw, "write", "read")
-    entered, leave = asyncio.Event(), asyncio.Event()
-
-    async def change() -> int:
-        async with rw.upgrade(mine, timeout=20) as writer:
-            entered.set()
-            await leave.wait()
-            return writer.fence
-
-    changing = asyncio.create_task(change())
-    await queued(rw, 3)
-    assert not entered.is_set()
-    await theirs.release()
-    await asyncio.wait_for(entered.wait(), 5)
-    found = await rw.statistics()
-    assert (found.writer, found.readers, found.waiters) == (mine.token, 0, 2)
-    leave.set()
-    fence = await changing
-    assert mine.fence == fence > read_before  # it goes on to read what it wrote
-    found = await rw.statistics()
-    assert (found.writer, found.readers, found.waiters) == (None, 1, 2)
-    mine.check()
-    await mine.release()
-    writer = await waiting[0]
-    assert writer.fence > fence
-    await writer.release()
-    await (await waiting[1]).release()
-    await check_free(rw)
-
-
-async def test_an_upgrade_never_shortens_the_lease(rw: AsyncReadWriteLock, redis: Redis) -> None:
-    """P6: the writer's claim may be short, the reader believes in its own deadline."""
-    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
-
-    async def change() -> None:
-        async with rw.upgrade(mine):
-            pass
-
-    changing = asyncio.create_task(change())
-    await queued(rw, 1)
-    await theirs.release()
-    await changing
-    server = await redis.time()
-    over = await redis.zscore(PERMITS, mine.token)
-    assert over is not None
-    assert over / 1e6 - (server[0] + server[1] / 1e6) > mine.remaining() - 0.05 > 20
-    await mine.release()
-
-
-async def test_two_upgrades_would_wait_for_each_other(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> None:
-    """The second hears it immediately; when it releases, the first goes on. No upgrade of the same lease twice."""
-    one, two = await rw.read().acquire(), await other.read().acquire()
-    upgrading = asyncio.create_task(rw.upgrade(one).__aenter__())
-    await queued(rw, 1)
-    with pytest.raises(WouldDeadlock, match="another reader"):
-        async with other.upgrade(two):
-            raise AssertionError
-    with pytest.raises(WouldDeadlock, match="upgraded already"):
-        async with rw.upgrade(one):
-            raise AssertionError
-    two.check()
-    await two.release()
-    writer = await asyncio.wait_for(upgrading, 5)
-    await writer.release()
-    await one.release()
-    await check_free(rw)
-
-
-async def test_p1_a_lease_is_upgraded_once_at_a_time(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
-    """Also by another object of that name: the first to leave would make a reader of both."""
-    mine = await rw.read().acquire()
-    async with rw.upgrade(mine) as writer:
-        for again in (rw, AsyncReadWriteLock(sync, NAME)):
-            with pytest.raises(WouldDeadlock, match="upgraded already"):
-                await again.upgrade(mine).__aenter__()
-        writer.check()
-        assert (await rw.statistics()).writer == mine.token
-    async with rw.upgrade(mine):
-        pass
-    await mine.release()
-    await check_free(rw)
-
-
-@pytest.mark.timing
-async def test_p6_an_upgrade_ends_with_the_max_hold_of_the_reader(sync: Coordinator) -> None:
-    """The writer renews the same permit, and must not keep it for longer."""
-    rw = AsyncReadWriteLock(sync, NAME, ttl=0.4, max_hold=0.7)
-
-    async def body() -> None:
-        async with rw.read() as reader, rw.upgrade(reader):
-            await for_ever()
-
-    async def lost() -> None:
-        with pytest.raises(LeaseLost):
-            await asyncio.wait_for(body(), 5)
-
-    seconds, _ = await timed(lost)
-    assert 0.6 < seconds < 0.7 + 0.2
-    await check_free(rw)
-
-
-async def test_p6_a_reader_that_is_lost_waits_no_longer_to_write(sync: Coordinator, redis: Redis) -> None:
-    """Its permit is gone, so it is told so, and does not write."""
-    rw = AsyncReadWriteLock(sync, NAME, ttl=2)
-    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
-    upgrading = asyncio.create_task(rw.upgrade(mine).__aenter__())
-    await queued(rw, 1)
-    await redis.flushall()
-    with pytest.raises(LeaseLost):
-        await asyncio.wait_for(upgrading, 15)
-    for lease in (mine, theirs):
-        with pytest.raises(LeaseLost):
-            await lease.release()
-    await check_free(rw)
+# -- downgrade -----------------------------------------------------------------------------------------------
 
 
 async def test_a_side_releases_what_is_its_own(rw: AsyncReadWriteLock) -> None:
@@ -351,42 +230,6 @@ async def test_a_side_releases_what_is_its_own(rw: AsyncReadWriteLock) -> None:
         await rw.write().release()
     await rw.read().release()
     await check_free(rw)
-
-
-@pytest.mark.tickets
-async def test_an_upgrade_that_ends_early_reads_on(rw: AsyncReadWriteLock) -> None:
-    """P5: timed out, not waiting, or cancelled: the reader's lease is as it was, later readers get in again."""
-    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
-    for timeout in (0, 0.05):
-        with pytest.raises(AcquireTimeout):
-            async with rw.upgrade(mine, timeout=timeout):
-                raise AssertionError
-    task = asyncio.create_task(rw.upgrade(mine).__aenter__())
-    await queued(rw, 1)
-    (reader,) = await line_up(rw, "read")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    third = await asyncio.wait_for(reader, 5)
-    assert (await rw.statistics()).readers == 3
-    for lease in (mine, theirs, third):
-        lease.check()
-        await lease.release()
-    await check_free(rw)
-
-
-async def test_upgrading_what_is_no_readers_lease(rw: AsyncReadWriteLock, sync: Coordinator) -> None:
-    """Refused immediately, in words."""
-    async with rw.write() as writer:
-        with pytest.raises(NotHeld, match="not a reader's lease"):
-            await rw.upgrade(writer).__aenter__()
-    async with AsyncReadWriteLock(sync, "another").read() as reader:
-        with pytest.raises(NotHeld, match="not a reader's lease"):
-            await rw.upgrade(reader).__aenter__()
-        with pytest.raises(NotHeld, match="not a writer's lease"):
-            await rw.downgrade(reader)
-    with pytest.raises(NotHeld, match="released"):
-        await rw.upgrade(reader).__aenter__()
 
 
 async def test_downgrade(rw: AsyncReadWriteLock, share: bool) -> None:
@@ -402,21 +245,6 @@ async def test_downgrade(rw: AsyncReadWriteLock, share: bool) -> None:
     await lease.release()
     await reader.release()
     await (await waiting[1]).release()
-    await check_free(rw)
-
-
-async def test_loss_of_an_upgraded_lease(rw: AsyncReadWriteLock, redis: Redis) -> None:
-    """P6: reader and writer are one permit: when it is gone, both are, and the bodies are cancelled."""
-    rw = AsyncReadWriteLock(rw.read()._source, NAME, ttl=3)
-
-    async def body() -> None:
-        async with rw.read() as reader, rw.upgrade(reader):
-            await redis.flushall()
-            await for_ever()
-
-    with pytest.raises(LeaseLost) as caught:
-        await body()
-    assert caught.value.reason == "expired"
     await check_free(rw)
 
 
@@ -446,11 +274,6 @@ async def read_and_write(rw: AsyncReadWriteLock) -> None:
         pass
 
 
-async def upgrade_and_read(rw: AsyncReadWriteLock) -> None:
-    async with rw.read() as reader, rw.upgrade(reader) as writer:
-        writer.check()
-
-
 async def write_and_downgrade(rw: AsyncReadWriteLock) -> None:
     async with rw.write() as writer:
         await rw.downgrade(writer)
@@ -471,7 +294,7 @@ async def write_behind_readers(rw: AsyncReadWriteLock) -> None:
 Operation = Callable[[AsyncReadWriteLock], Coroutine[Any, Any, None]]
 
 
-@pytest.mark.parametrize("operation", [read_and_write, upgrade_and_read, write_and_downgrade, write_behind_readers])
+@pytest.mark.parametrize("operation", [read_and_write, write_and_downgrade, write_behind_readers])
 async def test_p5_sweep(rw: AsyncReadWriteLock, operation: Operation) -> None:
     """Cancelled at every suspension point, in three ways, once and twice: nothing stays behind."""
 

@@ -185,7 +185,7 @@ async def test_config_readers_see_whole_releases() -> None:
     code, output = await run("-W", "error", "examples/config_readers.py")
     assert code == 0, output
     first, second = output.splitlines()
-    assert first == "release 12 reached, 8 times by an upgrade"
+    assert first == "release 12 reached, 8 times by a reader"
     assert second.endswith("reads were whole, 0 were torn")
 
 

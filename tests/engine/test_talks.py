@@ -32,13 +32,12 @@ from ..support.inside import (
     pack,
     permit_keys,
     ticket_member,
-    upgrade_keys,
 )
 
 LOCK = lock_keys(b"t")
 MARK = mark_keys(LOCK)
 SEM = permit_keys(b"t", "sem")
-RW = upgrade_keys(permit_keys(b"t", "rw"))
+RW = permit_keys(b"t", "rw")
 INBOX = b"rsa:talks"
 TTL = 30_000
 
@@ -101,14 +100,13 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "barrier/break": (SEM, "barrier/break", (b"b", 2, 1, TTL)),
     "permits/attach": (SEM, "permits/attach", (b"b", TTL, b"a")),
     "permits/inspect": (SEM, "permits/inspect", (10,)),
-    "permits/upgrade": (RW, "permits/upgrade", (b"a", TTL, ticket(SEM, b"a"), 0, b"rsa:x|1")),
-    "permits/downgrade": (RW, "permits/downgrade", (b"a", b"", b"0", b"rsa:x|1")),
+    "permits/downgrade": (RW, "permits/downgrade", (b"a",)),
 }
 
 
 def prepare(client: Any, keys: Keys) -> None:
     if keys is RW:
-        run(client, RW, "permits/acquire", b"a", TTL, b"", 0, 1, WRITER_WEIGHT)
+        run(client, RW, "permits/acquire", b"a", TTL, b"", 0, WRITER_WEIGHT, WRITER_WEIGHT)
     else:
         lock, acquire, words = ask(LOCK if keys is MARK else keys, b"a")
         run(client, lock, acquire, *words)

@@ -29,7 +29,7 @@ from ..support.body import FAST, for_ever
 from ..support.factories import KINDS, SHARED, WATCHED, Kind
 from ..support.inside import hub_of
 from ..support.one_server import one_server_for_all as one_server_for_all
-from ..support.primitives import MAKERS, Maker, upgraded
+from ..support.primitives import MAKERS, Maker
 
 pytestmark = pytest.mark.timing
 NAME = "claims"
@@ -44,11 +44,7 @@ async def acquired(make: Maker, sync: Coordinator, name: str) -> BaseLease:
 
 
 PRIMITIVES: dict[str, Acquire] = {label: partial(acquired, make) for label, make in MAKERS.items()}
-PRIMITIVES["upgrade"] = upgraded
-BEFORE: dict[str, Acquire] = {
-    "reader": PRIMITIVES["writer"],
-    "upgrade": PRIMITIVES["reader"],
-}
+BEFORE: dict[str, Acquire] = {"reader": PRIMITIVES["writer"]}
 """Who has it before, if not one of the same."""
 
 

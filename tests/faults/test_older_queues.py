@@ -18,7 +18,6 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
-    AsyncReadWriteLock,
     AsyncRedlock,
     AsyncRobustLock,
     AsyncSemaphore,
@@ -316,24 +315,6 @@ async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinat
     assert (await mine.statistics()).holder == holder.token
     await holder.release()
     assert lease.fence < holder.fence
-
-
-async def test_p3_readers_that_became_writers(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
-    """An upgrade that an older queue grants once more is taken back, and the reader stays a reader."""
-    mine, theirs = AsyncReadWriteLock(sync, NAME), AsyncReadWriteLock(other, NAME)
-    blocking, reader = await theirs.read().acquire(), await mine.read().acquire()
-    writing = asyncio.create_task(use(mine.upgrade(reader)))
-    await wait_until(waits(mine), FAST, timeout=15)
-    (key,) = await redis.keys("*:queue")
-    old = await redis.dump(key)
-    assert old is not None
-    await blocking.release()
-    await writing
-    await redis.restore(key, 0, old)
-    joining = await theirs.read().acquire(timeout=IN_TIME)
-    reader.check()
-    await joining.release()
-    await reader.release()
 
 
 async def test_p3_a_place_that_could_not_be_given_up(

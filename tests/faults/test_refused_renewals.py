@@ -27,7 +27,7 @@ from redis_sync_aio.types import BaseLease
 from ..support.body import FAST
 from ..support.factories import LOCK, SEMAPHORE, Client, Kind
 from ..support.one_server import one_server_for_all as one_server_for_all
-from ..support.primitives import MAKERS, Maker, upgraded
+from ..support.primitives import MAKERS, Maker
 from ..support.proxy import DELAY_REPLY, ERROR, SWALLOW_REPLY
 from ..support.wired import RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -43,7 +43,6 @@ async def acquired(make: Maker, sync: Coordinator, renewed: bool) -> BaseLease:
 
 
 PRIMITIVES: dict[str, Acquire] = {label: partial(acquired, make) for label, make in MAKERS.items()}
-PRIMITIVES["upgrade"] = lambda sync, renewed: upgraded(sync, NAME, auto_renew=renewed)
 
 
 @pytest.fixture(scope="module")

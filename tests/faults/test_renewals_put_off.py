@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import pytest
 from redis.exceptions import RedisError
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, CommandRefused, Coordinator, LeaseLost, wait_until
+from redis_sync_aio import AsyncLock, CommandRefused, Coordinator, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.instrumentation import Event, Lost, observe_all
 
@@ -80,18 +80,7 @@ Refusing: TypeAlias = Callable[[Client], AbstractAsyncContextManager[None]]
 REFUSALS: dict[str, Refusing] = {"NOREPLICAS": without_replicas, "READONLY": read_only, "BUSY": busy}
 
 
-@asynccontextmanager
-async def held(label: str, sync: Coordinator) -> AsyncIterator[None]:
-    if label == "upgrade":
-        rw = AsyncReadWriteLock(sync, NAME, ttl=2)
-        async with rw.read() as reader, rw.upgrade(reader):
-            yield
-    else:
-        async with MAKERS[label](sync, NAME, ttl=2):
-            yield
-
-
-@pytest.mark.parametrize("label", [*MAKERS, "upgrade"])
+@pytest.mark.parametrize("label", MAKERS)
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("push", ["auto", "never"])
 async def test_renewals_that_are_refused_until_the_end(
@@ -104,7 +93,7 @@ async def test_renewals_that_are_refused_until_the_end(
         async with AsyncExitStack() as stack:  # outside of the body, which may be cancelled once for each of two leases
             with pytest.raises(LeaseLost) as caught:  # noqa: PT012
                 stack.enter_context(observe_all(events.append))
-                async with held(label, sync):
+                async with MAKERS[label](sync, NAME, ttl=2):
                     await stack.enter_async_context(REFUSALS[code](admin))
                     await asyncio.sleep(60)
     error = caught.value

@@ -96,23 +96,6 @@ async def test_least_rights_for_sharing(what: str) -> None:
         await (await again).release()
 
 
-async def test_least_rights_for_a_shared_upgrade() -> None:
-    """D16: also when somebody waits."""
-    async with served_to() as s, Coordinator(s.admin) as elsewhere:
-        await user(s, rights(PERMITS))
-        both, other = AsyncReadWriteLock(s.sync, ORDERS, share=True), AsyncReadWriteLock(elsewhere, ORDERS)
-        async with both.read().acquire(timeout=60) as reader:
-            waiting = asyncio.create_task(other.write().acquire(timeout=60))
-
-            async def queued() -> bool:
-                return (await other.statistics()).waiters > 0
-
-            await wait_until(queued, SOON, timeout=15)
-            async with both.upgrade(reader, timeout=60) as lease:
-                await lease.extend(20)
-        await (await waiting).release()
-
-
 async def test_rights_for_robust_locks() -> None:
     """D16: those of locks and two more suffice; without one of them nothing is granted, and it is said why."""
     async with served_to() as s:

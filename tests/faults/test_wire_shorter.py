@@ -10,7 +10,6 @@ import pytest
 from redis_sync_aio import (
     AcquireTimeout,
     AsyncLock,
-    AsyncReadWriteLock,
     CommandRefused,
     Coordinator,
     LeaseLost,
@@ -130,15 +129,3 @@ async def test_p5_nothing_is_left_of_it_on_a_fresh_server() -> None:
                         await AsyncLock(other, "x").acquire(timeout=0.05)
                     assert (await AsyncLock(other, "x").statistics()).waiters == 0
                     await held.release()
-
-
-async def test_p5_an_upgrade_that_timed_out_does_not_wait_for_itself() -> None:
-    with EmbeddedServer() as server:
-        async with server.client() as redis, Coordinator(redis) as sync:
-            rw = AsyncReadWriteLock(sync, "rw")
-            reader, beside = await rw.read().acquire(), await rw.read().acquire()
-            for _ in range(2):
-                with pytest.raises(AcquireTimeout):
-                    await rw.upgrade(reader, timeout=0.05).__aenter__()
-            await beside.release()
-            await reader.release()

@@ -111,22 +111,3 @@ async def test_tickets_of_an_older_version_keep_their_places(
         assert view.waiters[0].waited is None
         assert view.waiters[1].waited is not None
     await (await waiting).release()
-
-
-@ENGINES
-async def test_an_upgrade_says_when_it_came(
-    redis: Redis, sync: Coordinator, other: Coordinator, engine: Engine
-) -> None:
-    """It stands ahead of all others, and its score is that time below zero."""
-    both = AsyncReadWriteLock(sync, "x", engine=engine)
-    reader, another = await both.read().acquire(), await AsyncReadWriteLock(other, "x").read().acquire()
-    before = await server_time(redis)
-    upgrading = asyncio.create_task(both.upgrade(reader).__aenter__())
-    (came,) = await scores(redis, "rw", 1)
-    assert before <= -came <= await server_time(redis)
-    (waiter,) = (await seen(redis, "x", lambda it: len(it.waiters) == 1)).waiters
-    assert waiter.access == "write"
-    assert waiter.waited is not None
-    await another.release()
-    await upgrading
-    await reader.release()

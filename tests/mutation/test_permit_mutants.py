@@ -15,29 +15,28 @@ from typing import Any
 import pytest
 
 from ..scripts import permits as tools
+from ..scripts import test_downgrade_script as downgrades
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_scripts_edges as edges
 from ..scripts import test_permit_sharing as sharing
 from ..scripts import test_permit_short_ways as short_ways
-from ..scripts import test_upgrade_scripts as upgrades
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
 SCRIPTS = (
     *(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "inspect")),
-    *("permits/upgrade", "permits/downgrade"),
+    "permits/downgrade",
 )
 
 MUTANTS: Mapping[str, Mutant] = {
     # P1 exclusion
-    "any number fits": Mutant("return used - had + weight <= limit end", "return weight <= limit end"),
+    "any number fits": Mutant("return used + weight <= limit end", "return weight <= limit end"),
     "one too many fits": Mutant("<= limit end", "<= limit + 1 end"),
     "only whole limits fit": Mutant("<= limit end", "< limit end"),
     "weights do not count": Mutant(
-        "used = math.max(used - had, 0) + weight",
-        "used = math.max(used - had, 0) + 1",
+        "used = used + weight",
+        "used = used + 1",
     ),
-    "what the identity had counts twice": Mutant("math.max(used - had, 0)", "used"),
-    "an identity that holds is granted again": Mutant("or (had > 0) ~= (tonumber(place) < 0) then", "then"),
+    "an identity that holds is granted again": Mutant("or (permit(token) or 0) > 0 then", "then"),
     "a drop is not counted": Mutant("used = used - (permit(token) or 0)"),
     "what is over stays": Mutant("for _, token in ipairs(over) do drop(token) end"),
     "the sum is not stored after an expiry": Mutant(
@@ -58,10 +57,9 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a dead heavy head blocks": Mutant("if tell(inbox, id, 0, left() or 1, true) then", "tell(inbox, id, 0, 1) do"),
     "nobody looks whether a heavy head lives": Mutant(
-        "elseif turn == FULL and used < limit and not ahead then look = Look.IN_TIME end", "end"
+        "elseif turn == FULL and used < limit then look = Look.IN_TIME end", "end"
     ),
     "somebody looks although nothing is free": Mutant("turn == FULL and used < limit and", "turn == FULL and"),
-    "who upgrades looks after others": Mutant("and used < limit and not ahead then", "and used < limit then"),
     "nobody is told to look after a heavy head": Mutant("moved = used >= limit"),
     "nobody is told to look after the next heavy head": Mutant("moved = true"),
     "who looks is told to look": Mutant("if moved and next_inbox", "if next_inbox"),
@@ -244,7 +242,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "to the end however heavy": Mutant("if full and asks and weight <= limit and", "if full and asks and"),
     "to the end whatever the limit": Mutant("(asked == limit or asked == 0) and plain_ticket", "plain_ticket"),
     "to the end behind anybody": Mutant("and plain_ticket(first[1]) and", "and first[1] and"),
-    "to the end behind who goes ahead": Mutant("plain_ticket(first[1]) and first[2] + 0 > 0", "plain_ticket(first[1])"),
     "to the end without a word to who shares": Mutant("and not redis.call('HGET', STATE, 'shared') then", "then"),
     "to the end without a look at the memory": Mutant("if type(new) ~= 'table' then\n    if", "if new then\n    if"),
     "to the end, by another clock": Mutant("'WITHSCORES')[2] + 1, now)", "'WITHSCORES')[2] + 1, 0)"),
@@ -262,7 +259,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "the heavy are usual": Mutant(" and weight + 0 <= limit then\n    return 'rsa:'", " then\n    return 'rsa:'"),
     "handed on by who has nothing": Mutant("plain_ticket(held and ARGV[2]", "plain_ticket(ARGV[2]"),
     "handed on by a waiter, too": Mutant("held and ARGV[2] == '' and first[1])", "held and first[1])"),
-    "handed on to who goes ahead": Mutant("if inbox and first[2] + 0 > 0 and", "if inbox and"),
     "handed on before anybody": Mutant("(next_inbox or not first[3]) and"),
     "handed on although there is room for more": Mutant(
         "used - held + weight == limit",
@@ -307,20 +303,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end\n"
     ),
     "handed on without the sum": Mutant("'used', limit, 'fence', its_fence", "'fence', its_fence"),
-    # readers that become the writer
-    "an upgrade waits its turn": Mutant("ahead, back = -now", "ahead, back = nil"),
-    "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),
-    "an upgrade does not wait for others": Mutant("if fits(WRITER_WEIGHT, had) then", "if true then"),
-    "an upgrade by nobody": Mutant("or not had or had == 0 or spent then", "or spent then"),
-    "an upgrade shortens": Mutant("if had > 0 then over", "if false then over"),
-    "a late downgrade ends the next upgrade": Mutant("and attempt == (ARGV[4] or '') then", "then"),
-    "an upgrade does not say whose it is": Mutant("ttl, had, its_fence, ARGV[5])", "ttl, had, its_fence)"),
-    "an upgrade in its turn does not say whose it is": Mutant("had > 0 and inbox .. '|' .. id", "nil"),
-    "an upgrade that was undone is granted": Mutant("local spent = permit(ARGV[5])", "local spent"),
-    "an upgrade that was undone is not spent": Mutant("if ARGV[3] == '1' then leave_tombstone(ARGV[4]) end"),
-    "two attempts upgrade one permit": Mutant(
-        "if had ~= WRITER_WEIGHT or attempt ~= ARGV[5] then", "if had ~= WRITER_WEIGHT then"
-    ),
+    # a writer that becomes a reader
     "a downgrade frees nothing": Mutant("used = used - had + 1"),
     "a downgrade wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "return held and 1 or 0"),
     # a process that shares what it holds
@@ -412,7 +395,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, sharing, edges, upgrades, short_ways)
+CHECKS = checks(suite, sharing, edges, downgrades, short_ways)
 
 
 @pytest.mark.ci

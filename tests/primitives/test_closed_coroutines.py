@@ -24,7 +24,6 @@ from redis.exceptions import MaxConnectionsError
 from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
-    AsyncReadWriteLock,
     AsyncRedlock,
     AsyncRobustLock,
     Coordinator,
@@ -159,24 +158,6 @@ async def answered_soon(future: asyncio.Future[Any]) -> bool:
     """Return whether it is the answer of the server, not that of a holder."""
     done, _ = await asyncio.wait([future], timeout=0.2)
     return bool(done)
-
-
-async def test_closed_while_it_upgrades(sync: Coordinator, other: Coordinator) -> None:
-    """It goes on to read, others may upgrade, and no writer is left in the queue."""
-    here, there = AsyncReadWriteLock(sync, "n"), AsyncReadWriteLock(other, "n")
-    for share in (False, True):
-        here = AsyncReadWriteLock(sync, "n", share=share)
-        mine, theirs = await here.read().acquire(), await there.read().acquire()
-        upgrading: Any = here.upgrade(mine).__aenter__()
-        step(upgrading)
-        await wait_until(waits(there), FAST, timeout=5)
-        upgrading.close()
-        await theirs.release()
-        mine.check()
-        async with here.upgrade(mine, timeout=5):
-            pass
-        await mine.release()
-        await check_free(side(there.write()))
 
 
 async def test_collected_while_it_waits(sync: Coordinator, other: Coordinator) -> None:

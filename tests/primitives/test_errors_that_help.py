@@ -104,20 +104,6 @@ async def test_no_answer_says_to_what(push: Any) -> None:
                 await lease.release()
 
 
-@pytest.mark.parametrize("timeout", [None, 1], ids=["retry_for ends first", "timeout ends first"])
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_no_answer_to_an_upgrade_says_so(push: Any, timeout: float | None) -> None:
-    """The reader has its lease already, so its error does not say that it acquires one."""
-    with EmbeddedServer(port=0) as away:
-        async with away.client() as client, Coordinator(client, push=push, retry_for=2) as sync:
-            lock = sync.read_write_lock(NAME)
-            reader = await lock.read().acquire()
-            away.kill()
-            with pytest.raises(Unreachable, match=f"did not answer the upgrade of '{NAME}' (within|in time)"):
-                async with lock.upgrade(reader, timeout=timeout):
-                    pass
-
-
 @pytest.mark.parametrize("push", ["auto", "never"])
 async def test_no_answer_to_a_downgrade_says_so(push: Any) -> None:
     with EmbeddedServer(port=0) as away:

@@ -24,7 +24,6 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redis_sync_aio import (
     AcquireTimeout,
     AsyncLock,
-    AsyncReadWriteLock,
     AsyncReentrantLock,
     Backoff,
     Coordinator,
@@ -371,21 +370,6 @@ async def test_a_reentrant_lock_is_one_request_until_its_last_lease_is_released(
             pass
         assert told.names == ["Requested", "Granted"]
     assert told.names == ["Requested", "Granted", "Released"]
-
-
-async def test_an_upgrade_is_a_request_of_its_own(sync: Coordinator, told: Told) -> None:
-    rw = AsyncReadWriteLock(sync, "config")
-    async with rw.read() as reader:
-        async with rw.upgrade(reader):
-            pass
-        with pytest.raises(AcquireTimeout):
-            async with rw.read(), rw.upgrade(reader, timeout=0.1):
-                pass
-    by_kind = [(event.kind, type(event).__name__) for event in told]
-    assert [name for kind, name in by_kind if kind == "write"] == [
-        *("Requested", "Granted", "Released", "Requested", "Withdrawn"),
-    ]
-    assert by_kind[-1] == ("read", "Released")
 
 
 async def test_tasks_that_share_have_a_request_each(sync: Coordinator, told: Told) -> None:

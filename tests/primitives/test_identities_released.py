@@ -138,22 +138,6 @@ async def test_p1_asked_for_the_writer_before_a_downgrade(sync: Coordinator, oth
     await writer.release()
 
 
-async def test_p1_joined_the_writer_before_an_upgrade_ends(sync: Coordinator, other: Coordinator) -> None:
-    """A lease of the writer that the identity joined during an upgrade ends with it, whether it was answered or not."""
-    rw, rival = AsyncReadWriteLock(sync, NAME), AsyncReadWriteLock(other, NAME)
-    reader = await rw.read().acquire(**ME)
-    async with rw.upgrade(reader):
-        joined = await rw.write().acquire(**ME)
-        again = asyncio.create_task(rw.write().acquire(**ME))
-        await asyncio.sleep(0)
-    async with rival.read().acquire(timeout=5):
-        assert joined.lost
-        with pytest.raises(WouldDeadlock):
-            await asyncio.wait_for(again, 5)
-        reader.check()
-    await reader.release()
-
-
 async def test_p5_a_release_by_identity_that_is_cancelled_goes_on(sync: Coordinator, other: Coordinator) -> None:
     """And requests of this identity are believed again, once it was answered."""
     lock, rival = AsyncLock(sync, NAME), AsyncLock(other, NAME)

@@ -87,7 +87,7 @@ async def semaphores(one: Coordinator, other: Coordinator, engine: Any) -> None:
 
 async def read_write_locks(one: Coordinator, other: Coordinator, engine: Any) -> None:
     mine = AsyncReadWriteLock(one, "x", engine=engine)
-    async with mine.read() as reader, mine.upgrade(reader) as writer:
+    async with mine.write() as writer:
         await mine.downgrade(writer)
     held = await mine.write().acquire()
     waiting = asyncio.create_task(AsyncReadWriteLock(other, "x", engine=engine).read().acquire())

@@ -15,12 +15,10 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AcquireTimeout,
     AsyncLock,
-    AsyncReadWriteLock,
     AsyncReentrantLock,
     AsyncSemaphore,
     Coordinator,
@@ -323,27 +321,6 @@ async def test_an_exit_of_a_lease_that_was_not_entered_is_refused(sync: Coordina
     with pytest.raises(NotHeld, match="was not entered"):
         await lease.__aexit__(None, None, None)
     await lease.release()
-
-
-async def test_the_exit_of_an_upgrade_is_its_own(sync: Coordinator, redis: Redis) -> None:
-    """A writer by upgrade whose lease another task releases learns it as every body does, and reads on."""
-    rw = AsyncReadWriteLock(sync, "it")
-
-    async def body(writer: BaseLease) -> None:
-        entered.set_result(writer)
-        await for_ever()
-
-    async def work() -> str:
-        async with rw.read() as reader:
-            _, error = await lost_in(rw.upgrade(reader), body)
-            reader.check()
-            return error.reason
-
-    entered: asyncio.Future[BaseLease] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(work())
-    async with asyncio.timeout(5):
-        await (await entered).release()
-        assert await task == "released"
 
 
 @by_many

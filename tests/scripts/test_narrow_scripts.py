@@ -53,18 +53,16 @@ def narrowed(script: str, keys: Keys) -> tuple[Script, Keys]:
 
 
 def prepare(client: Any, keys: Keys) -> None:
-    """Let "a" hold it, as a writer that was upgraded if it is a read/write lock."""
+    """Let "a" hold it, as the writer if it is a read/write lock."""
     client.flushall()
     if keys in (LOCK, ROBUST):
         fence = run(client, load("lock/acquire"), LOCK, b"a", TTL, b"", 0)
         if keys is ROBUST:
             assert run(client, load("robust/adopt"), keys, b"a", fence, TTL, WRITER, b"0")[0] == 1
         return
-    weight, limit = (1, WRITER_WEIGHT) if keys is RW else (2, 5)
+    weight, limit = (WRITER_WEIGHT, WRITER_WEIGHT) if keys is RW else (2, 5)
     run(client, load("permits/acquire"), keys, b"a", TTL, b"", 0, weight, limit)
-    if keys is RW:
-        run(client, load("permits/upgrade"), keys, b"a", TTL, b"", 0, b"x|1")
-    else:
+    if keys is not RW:
         run(client, load("permits/acquire"), keys, b"other", TTL, b"", 0, 1, 5)
 
 
@@ -84,9 +82,8 @@ CASES: list[tuple[str, Keys, tuple[Argument, ...]]] = [
     ("permits/release", SEM, (b"a", b"", b"0")),
     ("permits/release", SEM, (b"b", b"", b"0")),
     ("permits/release", RW, (b"a", b"", b"0")),
-    ("permits/downgrade", RW, (b"a", b"", b"0", b"x|1")),
-    ("permits/downgrade", RW, (b"a", b"", b"0", b"x|2")),
-    ("permits/downgrade", RW, (b"b", b"", b"0", b"x|1")),
+    ("permits/downgrade", RW, (b"a",)),
+    ("permits/downgrade", RW, (b"b",)),
 ]
 
 
@@ -107,8 +104,7 @@ def left(client: Any, keys: Keys) -> dict[bytes, Any]:
     for values in found.values():  # fences differ from run to run
         for name, value in values.items() if isinstance(values, dict) else ():
             if name.startswith(b"="):
-                weight, _, *attempt = value.split(b" ")
-                values[name] = (weight, *attempt)
+                values[name] = value.split(b" ")[0]
     return found
 
 
@@ -147,9 +143,9 @@ def test_p8_no_fences_are_reserved(client: Any, script: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(b"a", b"rsa:x|1|9|a", b"0"), (b"a", b"", b"1")], ids=["ticket", "pending"])
-@pytest.mark.parametrize("script", ["lock/release", "robust/release", "permits/release", "permits/downgrade"])
+@pytest.mark.parametrize("script", ["lock/release", "robust/release", "permits/release"])
 def test_p5_what_has_to_be_written_elsewhere_waits(client: Any, script: str, arguments: tuple[Argument, ...]) -> None:
-    keys = {"lock/release": LOCK, "robust/release": ROBUST, "permits/release": SEM, "permits/downgrade": RW}[script]
+    keys = {"lock/release": LOCK, "robust/release": ROBUST, "permits/release": SEM}[script]
     prepare(client, keys)
     before = left(client, keys)
     narrow, fewer = narrowed(script, keys)

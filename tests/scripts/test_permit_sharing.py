@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..support.inside import FENCE_RANGE, MAX_NOTIFIED, WRITER_WEIGHT, ticket_member
+from ..support.inside import FENCE_RANGE, MAX_NOTIFIED, WRITER_WEIGHT
 from .permits import (
     ALIVE,
     BUSY,
@@ -104,16 +104,6 @@ async def test_p8_readers_have_no_range_but_the_last_of_the_writer(redis: Client
     await release(redis, A1)
     assert await granted(redis, b"r", limit=WRITER_WEIGHT) == writes + FENCE_RANGE - 1
     assert await granted(redis, B3, limit=WRITER_WEIGHT) == writes + FENCE_RANGE - 1
-
-
-async def test_p8_a_reader_that_becomes_the_writer_gets_a_range(redis: Client) -> None:
-    reads = await granted(redis, A1, limit=WRITER_WEIGHT)
-    first = await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try")
-    assert first > reads
-    assert await last_fence(redis) == first + FENCE_RANGE - 1
-    assert (await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try"))[:2] == [OWN, first]
-    await run(redis, "permits/downgrade", A1, b"", 0, b"try")
-    assert await granted(redis, b"r", limit=WRITER_WEIGHT) == first + FENCE_RANGE - 1
 
 
 async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None:
@@ -253,30 +243,6 @@ async def test_a_holder_that_takes_its_turn_itself_is_not_notified_if_all_behind
         await granted(redis, A1, ticket)
         assert [int(message[1]) > 0 for message in await told()] == [True]
         assert await holders(redis) == {A1: 1, b"w": 1}
-
-
-async def test_a_reader_that_waits_to_become_the_writer_has_the_readers_told(redis: Client) -> None:
-    async with inbox(redis, AT_A, AT_B) as told:
-        for token in (A1, B3):
-            await granted(redis, token, limit=WRITER_WEIGHT)
-        ticket = ticket_member(AT_A, 9, TTL, A1, WRITER_WEIGHT)
-        for _ in range(2):
-            assert (await run(redis, "permits/upgrade", A1, TTL, ticket, 0, b"try"))[0] == QUEUED
-            assert sorted(wanted([it for it in await told() if it[1] != b"0"])) == [b"1", b"3"]
-        await release(redis, B3)
-        ((number, fence, *_),) = await told()
-        assert (number, int(fence) + FENCE_RANGE - 1) == (b"9", await last_fence(redis))
-
-
-@pytest.mark.parametrize("others", [True, False])
-async def test_a_reader_that_becomes_the_writer_immediately_is_notified_of_waiters(redis: Client, others: bool) -> None:
-    async with inbox(redis, AT_A, ALIVE) as told:
-        await granted(redis, A1, limit=WRITER_WEIGHT)
-        if others:
-            await waits(redis, b"w", weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
-            assert wanted(await told()) == [b"1"]
-        assert await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try") > 0
-        assert wanted([message for message in await told() if message[1] != b"0"]) == ([b"1"] if others else [])
 
 
 @pytest.mark.parametrize("behind", [AT_A, ALIVE, b"", None], ids=["its own", "somebody else", "a poller", "nobody"])

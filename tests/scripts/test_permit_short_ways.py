@@ -142,7 +142,6 @@ CASES: dict[str, Case] = {
     "the first has the number of another": asking(first=ITS_NUMBER),
     "the first has a token of another": asking(first=ITS_INBOX),
     "the first wants more than there is now": asking(set_to(b"limit", 1), words=D.asks(limit=1), first=heavy(C)),
-    "the first was to go ahead": asking((b"raw", b"ZADD", QUEUE, -1, C.ticket)),
     "the first wants two, and one is free": Case((A.asks(), heavy(C).asks()), D.asks()),
     "what was undone is over first": Case(
         (UNDONE.releases(pending=1), *(replace(a, ttl=3 * TTL).asks() for a in (A, B, C))), D.asks()
@@ -185,7 +184,6 @@ CASES: dict[str, Case] = {
     "the waiter has one": Case((A.asks(), B.asks(), waits(replace(C, identity=B.token)), waits(D)), A.releases()),
     "the waiter has it": Case((A.asks(), B.asks(), waits(ONE_OF_THEM), waits(D)), A.releases()),
     "the waiter shares": releasing(D.asks(), first=SHARES_TOO),
-    "the waiter was to go ahead": releasing((b"raw", b"ZADD", QUEUE, -1, C.ticket)),
     "the next polls": releasing(replace(D, inbox=b"").asks()),
     "the next is somebody": releasing(replace(D, identity=b"me").asks()),
     "the next has one": releasing(waits(replace(D, identity=B.token))),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost
+from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease
 from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.inside import IN_ONE_TURN, cohorts_of, hub_of
@@ -110,27 +110,6 @@ async def test_p3_a_task_that_waits_while_another_tries_gets_a_permit(
 
 
 # -- what ends -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.timing
-async def test_p6_an_upgrade_notices_its_own_end(redis: Redis, sync: Coordinator) -> None:
-    """P6: although more than one still reads next to it."""
-    rw = AsyncReadWriteLock(sync, NAME, share=True)
-    brief = AsyncReadWriteLock(sync, NAME, max_hold=1, share=True)
-    beside = [await rw.read().acquire() for _ in range(2)]
-    mine = await brief.read().acquire()
-    assert process_grant_of(mine) is process_grant_of(beside[0])
-
-    async def upgrade() -> None:
-        async with brief.upgrade(mine):
-            raise AssertionError
-
-    with pytest.raises(LeaseLost):
-        await asyncio.wait_for(upgrade(), 20)
-    for lease in beside:
-        lease.check()
-        await lease.release()
-    assert not await rw.locked()
 
 
 @pytest.mark.parametrize("linger", [0, 60])

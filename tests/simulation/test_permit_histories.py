@@ -59,8 +59,6 @@ KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
 SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "attach", "count_down"))
 BARRIERS = ("barrier/join", "barrier/break")
-UPGRADES = ("permits/upgrade", "permits/downgrade")
-MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 
 Rule = Callable[[PermitSnapshot], PermitDecision]
 
@@ -91,7 +89,7 @@ class Actor:
 
     @property
     def token(self) -> bytes:
-        number = self.number % MANY
+        number = self.number
         if self.kind == "sharing":
             return b"host:%b:%d~" % (self.inbox[4:], number)
         if self.kind in ("pushed", "dead"):  # as a process makes it
@@ -143,16 +141,15 @@ class History(Compared[PermitSnapshot]):
         state.pop(b"kept", None)  # until when the keys last; not a matter of the rules
         permits: dict[bytes, Permit] = {}
         for token, score in until:
-            weight, fence, *attempt = state.pop(b"=" + token).split()
+            weight, fence = state.pop(b"=" + token).split()
             if int(weight) or score > self.now:
-                permits[token] = Permit(int(weight), int(fence), ceil(score), *attempt)  # a tombstone ends half earlier
+                permits[token] = Permit(int(weight), int(fence), ceil(score))  # a tombstone ends half earlier
         known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
         for name in ("shared", "resized"):
             known[name] = state.pop(name.encode(), b"") == b"1"
         assert not state, "fields without a permit"
         alive = {ticket: int(score) for ticket, score in polls}
         waiting = tuple(ticket for ticket, _ in queue)
-        ahead = b"".join(ticket for ticket, place in queue if place < 0)
         places = {ticket: int(place) for ticket, place in queue}
         return replace(
             self.model,
@@ -160,7 +157,6 @@ class History(Compared[PermitSnapshot]):
             permits=permits,
             queue=waiting,
             places=places,
-            ahead=ahead,
             polls=alive,
             **known,
         )
@@ -222,19 +218,16 @@ class History(Compared[PermitSnapshot]):
             assert ticket is not None
             lives = before.polls.get(member, 0) * 1000 > self.now or ticket.inbox in INBOXES
             if lives and ticket.inbox not in before.deaf and ticket not in granted and member not in self.own:
-                reads_no_more = member == before.ahead and ticket.token not in after.permits
-                has_it = member != before.ahead and ticket.token in after.permits  # an identity: it is told to ask
-                assert reads_no_more or has_it or ticket.weight > after.limit, "P2: somebody living was passed over"
+                has_it = ticket.token in after.permits  # an identity: it is told to ask
+                assert has_it or ticket.weight > after.limit, "P2: somebody living was passed over"
         if isinstance(reply, int) and reply > 0 and self.asking:
-            upgrades = self.asking.number >= MANY  # those go ahead of the queue
-            assert self.asking.ticket or upgrades or not after.queue, "P2: a request that does not queue barged"
+            assert self.asking.ticket or not after.queue, "P2: a request that does not queue barged"
             fences.append((reply, self.asking))
         for fence, to in sorted(fences, key=lambda pair: pair[0]):  # the request itself may stand between others
             self.check_fence(held, to, fence)
         head = Ticket.parse(after.queue[0]) if after.queue else None
         if head is not None and head.inbox in set(INBOXES) - after.deaf and after.limit and not mute:
-            had = after.permits[head.token].weight if head.token in after.permits else 0
-            assert after.used - had + max(head.weight, had) > after.limit, "P3: the first fits and was not granted"
+            assert after.used + head.weight > after.limit, "P3: the first fits and was not granted"
 
     def check_fence(self, held: dict[bytes, Permit], to: Ticket | Actor, fence: int) -> None:
         """P8. ``held`` is what is held when it is granted."""
@@ -337,7 +330,7 @@ class History(Compared[PermitSnapshot]):
         lost: dict[bytes, dict[str, Any]] = {
             PERMITS: {"permits": {}, "used": 0, "shared": False},
             STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0, "shared": False, "resized": False},
-            QUEUE: {"queue": (), "ahead": b""},
+            QUEUE: {"queue": ()},
             POLLS: {"polls": {}},
         }
         if not self.model.used:
@@ -364,44 +357,22 @@ class Crowded(History):
 
 
 class ReadersAndWriters(History):
-    """The same with the limit of a read/write lock, and readers that become the writer."""
+    """The same with the limit of a read/write lock, and writers that become readers."""
 
     weights = (1, 1, 1, WRITER_WEIGHT)
     limits = (WRITER_WEIGHT,)
 
     def resize(self, data: st.DataObject) -> None:
         """In its place: there is but one limit."""
-        self.upgrade(data)
-
-    def upgrade(self, data: st.DataObject) -> None:
-        """For the first time, or again."""
-        readers = [a for a in self.actors if (held := self.model.permits.get(a.token)) and held.weight == 1]
-        actor = data.draw(st.sampled_from([*readers * 4, self.someone(data)]))
-        actor = replace(actor, weight=WRITER_WEIGHT, number=actor.number % MANY + MANY)
-        if actor not in self.actors:
-            self.actors.append(actor)
-        arguments, attempt = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms), self.attempt(actor)
-        words = (*arguments, attempt)
-        self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.upgrade(it, *arguments, attempt), "permits/upgrade", *words, mute=data.draw(MUTE))
-        self.asking, self.own = None, ()
-
-    def attempt(self, actor: Actor) -> bytes:
-        return actor.inbox + b"|%d" % actor.number
+        self.downgrade(data)
 
     def downgrade(self, data: st.DataObject) -> None:
-        """Of a writer, or the end of an upgrade, or of one that was never asked for; what was undone stays so."""
-        actor = self.someone(data)
-        attempt = self.attempt(actor) if actor.number >= MANY else b""
-        pending = int(attempt != b"" and data.draw(st.booleans()))
-        self.own = (actor.ticket,)
-        words, mute = (actor.token, actor.ticket), data.draw(MUTE)
-        rule: Rule = lambda it: rules.downgrade(it, *words, pending > 0, attempt)  # noqa: E731
-        self.both(rule, "permits/downgrade", *words, pending, attempt, mute=mute)
-        self.own = ()
+        """Of a writer, of a reader, or of a token that holds nothing."""
+        token, mute = self.someone(data).token, data.draw(MUTE)
+        self.both(lambda it: rules.downgrade(it, token), "permits/downgrade", token, mute=mute)
 
     def renew(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from([super().renew, self.upgrade, self.upgrade, self.downgrade]))(data)
+        data.draw(st.sampled_from([super().renew, self.downgrade]))(data)
 
 
 class Attaching(History):
@@ -515,7 +486,9 @@ class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
     with private_server() as client:
-        History.scripts = {name: client.script_load(clocked(load(name))) for name in SCRIPTS + UPGRADES + BARRIERS}
+        History.scripts = {
+            name: client.script_load(clocked(load(name))) for name in (*SCRIPTS, "permits/downgrade", *BARRIERS)
+        }
         yield
 
 
@@ -574,7 +547,10 @@ def test_the_comparison_notices_a_bug_in_the_scripts(name: str) -> None:
     mutant = Mutant(*bug)
     assert any(map(mutant.stands_in, SCRIPTS + BARRIERS)), "the scripts changed: adapt the mutant"
     with pytest.MonkeyPatch.context() as patch:
-        wrong = {name: History.client.script_load(clocked(mutant.load(name))) for name in SCRIPTS + BARRIERS}
+        wrong = {
+            name: History.client.script_load(clocked(mutant.load(name)))
+            for name in (*SCRIPTS, "permits/downgrade", *BARRIERS)
+        }
         patch.setattr(History, "scripts", wrong)
         with pytest.raises(AssertionError):
             run_state_machine_as_test(machine, settings=PROFILE)

@@ -39,7 +39,6 @@ from redis_sync_aio._core.keys import (
     permit_keys,
     robust_keys,
     turn_key,
-    upgrade_keys,
 )
 from redis_sync_aio._engine.commands import Commands, Delivery
 from redis_sync_aio._engine.replies import read_push
@@ -205,7 +204,6 @@ __all__ = [
     "ticket_member",
     "try_acquire_all",
     "turn_key",
-    "upgrade_keys",
     "wait_shielded",
     "waits",
     "was_used",

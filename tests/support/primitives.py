@@ -16,7 +16,6 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
 )
-from redis_sync_aio.types import GuardingLease
 
 Maker = Callable[..., Any]
 """Makes a primitive of a coordinator and a name, with options that all of them have."""
@@ -53,9 +52,3 @@ MAKERS: Mapping[str, Maker] = {
     "multi-lock": _several,
     "redlock": _redlock,
 }
-
-
-async def upgraded(sync: Coordinator, name: str, **options: Any) -> GuardingLease:
-    """Return the lease of a reader that has become the writer."""
-    rw = AsyncReadWriteLock(sync, name, **options)
-    return await rw.upgrade(await rw.read().acquire()).__aenter__()

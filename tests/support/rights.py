@@ -41,8 +41,7 @@ async def every_permit(admin: Any, *syncs: Coordinator) -> None:
 
         both = AsyncReadWriteLock(sync, ORDERS)
         async with both.read().acquire(timeout=2) as reader:
-            async with both.upgrade(reader, timeout=2) as lease:
-                await lease.extend(20)
+            await reader.extend(20)
             await _hand_over(reader, both.write().acquire(timeout=2), partial(_queued, both))
         writer = await both.write().acquire(timeout=2)
         await both.downgrade(writer)

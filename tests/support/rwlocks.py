@@ -7,13 +7,12 @@ from redis_sync_aio import AsyncReadWriteLock, wait_until
 from .inside import load
 from .wired import SOON, Wired
 
-SCRIPTS = ("permits/upgrade", "permits/downgrade")
+SCRIPT = "permits/downgrade"
 
 
 async def both(w: Wired) -> tuple[AsyncReadWriteLock, AsyncReadWriteLock]:
-    """The lock behind the proxy, and the same one on a good connection; the server knows the scripts."""
-    for name in SCRIPTS:
-        await w.direct.script_load(load(name).source.decode())
+    """The lock behind the proxy, and the same one on a good connection; the server knows the script."""
+    await w.direct.script_load(load(SCRIPT).source.decode())
     return AsyncReadWriteLock(w.sync, w.name), AsyncReadWriteLock(w.other, w.name)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, cast, get_args
 
 import pytest
@@ -20,15 +20,7 @@ from redis_sync_aio.types import BaseLease
 from ..support.body import FAST, waits
 
 REASONS = cast("tuple[LossReason, ...]", get_args(LossReason))
-KINDS = ("lock", "endless", "shared", "semaphore", "reader", "writer above", "multi", "reentrant", "robust")
-
-
-@asynccontextmanager
-async def upgraded(sync: Coordinator) -> AsyncIterator[BaseLease]:
-    """Hold the lease of a writer that stands on that of a reader."""
-    lock = sync.read_write_lock("x")
-    async with lock.read() as reader, lock.upgrade(reader) as writer:
-        yield writer
+KINDS = ("lock", "endless", "shared", "semaphore", "reader", "writer", "multi", "reentrant", "robust")
 
 
 def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[BaseLease]:
@@ -38,7 +30,7 @@ def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[BaseLease]
         "shared": lambda: sync.lock("x", share=True).acquire(),
         "semaphore": lambda: sync.semaphore("x", limit=2).acquire(),
         "reader": lambda: sync.read_write_lock("x").read().acquire(),
-        "writer above": lambda: upgraded(sync),
+        "writer": lambda: sync.read_write_lock("x").write().acquire(),
         "multi": lambda: sync.multi_lock(["x", "y"]).acquire(),
         "reentrant": lambda: sync.reentrant_lock("x").acquire(),
         "robust": lambda: AsyncRobustLock(sync, "x").acquire(),
@@ -63,7 +55,7 @@ async def test_each_kind_of_lease_can_be_lost_for_each_reason(
     either: list[asyncio.Future[Any]] = [task, held]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     lease = held.result()
-    if reason == "taken" and kind in ("semaphore", "reader", "writer above"):
+    if reason == "taken" and kind in ("semaphore", "reader", "writer"):
         with pytest.raises(ValueError, match="never 'taken'"):
             await lose(lease, reason)
         reason = "expired"

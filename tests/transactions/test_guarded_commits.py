@@ -47,11 +47,6 @@ async def _both(sync: Coordinator, name: str) -> GuardingLease:
     return await AsyncMultiLock(sync, [f"{{{name}}}:1", f"{{{name}}}:2"]).acquire()
 
 
-async def _upgraded(sync: Coordinator, name: str) -> GuardingLease:
-    lock = AsyncReadWriteLock(sync, name, on_lost="event")
-    return await lock.upgrade(await lock.read().acquire()).__aenter__()
-
-
 async def _nested(sync: Coordinator, name: str) -> GuardingLease:
     lock = AsyncReentrantLock(sync, name)
     await lock.acquire()
@@ -65,7 +60,6 @@ KINDS: dict[str, Make] = {
     "permits": lambda sync, name: AsyncSemaphore(sync, name, limit=3).acquire(2),
     "reader": lambda sync, name: AsyncReadWriteLock(sync, name).read().acquire(),
     "writer": lambda sync, name: AsyncReadWriteLock(sync, name).write().acquire(),
-    "upgraded": _upgraded,
     "reentrant": _nested,
     "multi-lock": _both,
 }

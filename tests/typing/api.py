@@ -149,7 +149,6 @@ async def read_write_locks(sync: Coordinator) -> None:
     assert_type(await rw.statistics(), ReadWriteStatistics)
     async with rw.read() as lease:
         assert_type(lease, types.GuardingLease)
-        assert_type(rw.upgrade(lease, timeout=1), Acquiring[types.GuardingLease])
         assert_type(await rw.downgrade(lease), None)
 
 

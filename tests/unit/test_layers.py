@@ -292,7 +292,7 @@ def test_what_takes_arguments_documents_errors_and_shows_an_example() -> None:
 def test_what_waits_says_what_a_cancellation_does() -> None:
     waiting = (
         *(f"{lock}.acquire" for lock in ("AsyncLock", "AsyncSemaphore", "AsyncReentrantLock", "AsyncMultiLock")),
-        *("AsyncReadWriteLock.upgrade", "Lease.extend", "Lease.release", "Coordinator.aclose"),
+        *("Lease.extend", "Lease.release", "Coordinator.aclose"),
         *("RobustLease.record", "RobustLease.compensate", "FenceGate.accept", "Compensation.push"),
         *("transaction", "Transaction.watch", "Lease.transaction"),
     )

@@ -31,7 +31,6 @@ from redis_sync_aio._core.keys import (
     lock_keys,
     permit_keys,
     robust_keys,
-    upgrade_keys,
 )
 
 # -- durations -------------------------------------------------------------------------------------------
@@ -318,7 +317,7 @@ def test_e1_a_lock_is_made_or_refused_and_nothing_else(name: str | bytes) -> Non
 
 def all_keys(name: bytes) -> list[Keys]:
     permits = [permit_keys(name, kind) for kind in ("sem", "rw")]
-    return [lock_keys(name), robust_keys(name), gate_keys(name), *permits, upgrade_keys(permits[1])]
+    return [lock_keys(name), robust_keys(name), gate_keys(name), *permits]
 
 
 ENGINES: tuple[Engine, ...] = ("auto", "lua", "watch")

@@ -13,7 +13,7 @@ local function pass(members)
     elseif whose and to ~= '' then
       tell(to, id, its_own, ms)
     end
-    if whose then hold(whose, 1, ms + 0, 0, its_own) end
+    if whose then hold(whose, 1, ms + 0, its_own) end
   end
   return mine
 end

@@ -1,15 +1,14 @@
 -- The end of an acquire: return BUSY, or QUEUED with a place in the queue.
--- Needs `turn` and `more`: what `settle` returned; and `ahead`: the score of a ticket that goes to
--- the front, or false; and `back`: see `ticket_return`.
+-- Needs `turn` and `more`: what `settle` returned; and `back`: see `ticket_return`.
 -- Look.SOON: nothing will wake us. Look.IN_TIME: there is room behind the first ticket, whose owner
 -- may die.
 local ms, look = left() or FOREVER_MS, Look.NONE
 if turn == RESERVED and not more then look = Look.SOON
-elseif turn == FULL and used < limit and not ahead then look = Look.IN_TIME end
+elseif turn == FULL and used < limit then look = Look.IN_TIME end
 if turn == RESERVED and more and (ms < 0 or more < ms) then ms = math.max(1, math.ceil(more)) end
 if ticket == '' then return {Outcome.BUSY, 0, ms, now, look} end
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-local place, perhaps_new = ahead or math.max((tail or 0) + 1, now), not tail
+local place, perhaps_new = math.max((tail or 0) + 1, now), not tail
 -- include: ticket_insert
 -- Tell each sharing process once that its permits are contended. `shared` is read only here: where
 -- it is missing among many permits, reading it takes time that requests without a wait need not

@@ -7,7 +7,7 @@
 local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 0
 local asks = ticket ~= '' and ticket ~= first[1] and poll_ms == 0 and own == '' and not ARGV[8]
 if full and asks and weight <= limit and (asked == limit or asked == 0) and plain_ticket(first[1])
-  and first[2] + 0 > 0 and not redis.call('HGET', STATE, 'shared') then
+  and not redis.call('HGET', STATE, 'shared') then
   local place = math.max(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1, now)
   local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)
   if type(new) ~= 'table' then

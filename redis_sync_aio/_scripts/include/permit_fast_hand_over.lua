@@ -6,7 +6,7 @@
 -- include: permit_plain_ticket
 local inbox, id, ms, weight, token = plain_ticket(held and ARGV[2] == '' and first[1])
 local next_inbox, next_id = plain_ticket(inbox and first[3])
-if inbox and first[2] + 0 > 0 and (next_inbox or not first[3])
+if inbox and (next_inbox or not first[3])
   and used - held + weight == limit then
   local other = tonumber(ends[ends[1] == ARGV[1] and 4 or 2])
   local next = fence < now and now or fence + 1

@@ -10,15 +10,13 @@ local function next_fence(weight) -- P8, as for the lock
   return string.format('%.0f', rises and math.max(fence + 1, now) or fence)
 end
 
--- `had`: the weight that the token holds already; its permit never gets shorter than it was.
-local function hold(token, weight, ms, had, its_fence, attempt)
-  local over, new, shares = now + ms * 1000, used == 0, sharer(token)
-  if had > 0 then over = math.max(over, redis.call('ZSCORE', PERMITS, token) or 0) end
-  redis.call('ZADD', PERMITS, over, token)
-  used = math.max(used - had, 0) + weight
+local function hold(token, weight, ms, its_fence)
+  local new, shares = used == 0, sharer(token)
+  redis.call('ZADD', PERMITS, now + ms * 1000, token)
+  used = used + weight
   fence = math.max(fence, its_fence + (shares and fenced(weight) and FENCE_RANGE - 1 or 0))
   local last = string.format('%.0f', fence)
-  local mine = weight .. ' ' .. its_fence .. (attempt and ' ' .. attempt or '')
+  local mine = weight .. ' ' .. its_fence
   if shares then
     redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine,
       'shared', 1)

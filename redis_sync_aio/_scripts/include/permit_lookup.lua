@@ -1,9 +1,8 @@
 -- Included after `permit_state`.
 
--- Return weight, fence (text) and attempt (of an upgrade) of a token's permit; nil if there is
--- none.
+-- Return weight and fence (text) of a token's permit; nil if there is none.
 local function permit(token)
   local found = token == ARGV[1] and own or redis.call('HGET', STATE, '=' .. token) or ''
-  local weight, its_fence, attempt = string.match(found, '^(%d+) (%d+) ?(.*)$')
-  return tonumber(weight), its_fence, attempt
+  local weight, its_fence = string.match(found, '^(%d+) (%d+)$')
+  return tonumber(weight), its_fence
 end

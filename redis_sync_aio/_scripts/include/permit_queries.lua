@@ -21,7 +21,7 @@ local function left(time)
   return time and math.max(1, math.ceil((tonumber(time) - now) / 1000))
 end
 
-local function fits(weight, had) return used - had + weight <= limit end
+local function fits(weight) return used + weight <= limit end
 
 local function leave(ticket)
   redis.call('ZREM', QUEUE, ticket)

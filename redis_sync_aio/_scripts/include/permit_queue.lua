@@ -23,13 +23,12 @@ local function settle(mine)
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE, ticket end
     local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
-    local had = permit(token or '') or 0
     weight = tonumber(weight)
     if not inbox then
       leave(ticket)
-    elseif weight > limit or (had > 0) ~= (tonumber(place) < 0) then
-      -- Too heavy since the limit was lowered; or an identity that holds already; or a reader that
-      -- was to become the writer and is gone. Its owner asks again.
+    elseif weight > limit or (permit(token) or 0) > 0 then
+      -- Too heavy since the limit was lowered; or an identity that holds already. Its owner asks
+      -- again.
       leave(ticket)
       if inbox ~= '' then tell(inbox, id, ASK_AGAIN, 0) end
     elseif inbox == '' then
@@ -37,8 +36,8 @@ local function settle(mine)
       local lives = alive and tonumber(alive) * 1000 > now
       if lives and limit ~= OPEN_LIMIT then return RESERVED, tonumber(alive) - now / 1000 end
       leave(ticket)
-      if lives then hold(token, weight, tonumber(ms), 0, next_fence(weight)) end
-    elseif not fits(weight, had) then -- a dead ticket must not keep out those that would fit
+      if lives then hold(token, weight, tonumber(ms), next_fence(weight)) end
+    elseif not fits(weight) then -- a dead ticket must not keep out those that would fit
       if used >= limit then return FULL end
       if tell(inbox, id, 0, left() or 1, true) then
         -- Its owner may die yet, with room for others: from now on the next one looks from time to
@@ -68,7 +67,7 @@ local function settle(mine)
         return RESERVED
       end
       if heard > 0 then
-        hold(token, weight, tonumber(ms), had, its_fence, had > 0 and inbox .. '|' .. id)
+        hold(token, weight, tonumber(ms), its_fence)
         if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end
       end
     end

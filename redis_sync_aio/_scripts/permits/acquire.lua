@@ -25,16 +25,15 @@ local weight, asked = ARGV[5] + 0, ARGV[6] + 0
 local had, its_fence = permit(token)
 -- include: permit_choose_limit
 -- include: permit_refuse
-if turn == FREE and fits(weight, 0) then
+if turn == FREE and fits(weight) then
   -- If the request is new nothing was written yet, so this is refused when out of memory.
   if more then leave(ticket) end
   its_fence = next_fence(weight)
-  hold(token, weight, ttl, 0, its_fence)
+  hold(token, weight, ttl, its_fence)
   -- The tickets behind it may fit, too, or wait on.
   if more and settle('') ~= FREE then notify_contended(token) end
   return tonumber(its_fence)
 end
 save()
 -- include: permit_queue_limit
-local ahead = false -- of the other tickets
 -- include: permit_enqueue
