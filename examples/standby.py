@@ -40,7 +40,7 @@ async def schedule(redis: Redis, term: Term) -> None:
 async def run_scheduler(url: str, name: str) -> None:
     """Stand for election until SIGTERM, which resigns: the next one leads immediately."""
     async with Redis.from_url(url) as redis, Coordinator(redis) as sync, sync.until_signal():
-        election = LeaderElection(sync, ELECTION, identity=name, ttl=TTL)
+        election = LeaderElection(sync, ELECTION, label=name, ttl=TTL)
         await election.run(lambda term: schedule(redis, term))
 
 
@@ -60,9 +60,9 @@ async def demonstrate() -> int:
                     return leader
 
                 first = await next_leader()
-                processes[first.identity].send_signal(signal.SIGTERM)
+                processes[first.label].send_signal(signal.SIGTERM)
                 second = await next_leader()
-                processes[second.identity].kill()
+                processes[second.label].kill()
                 third = await next_leader()
         finally:
             for process in processes.values():
@@ -70,7 +70,7 @@ async def demonstrate() -> int:
                     process.kill()
                 await process.wait()
     terms = [leader.term or 0 for leader in (first, second, third)]
-    in_turn = len({first.identity, second.identity, third.identity}) == 3 and terms == sorted(terms)
+    in_turn = len({first.label, second.label, third.label}) == 3 and terms == sorted(terms)
     print(f"three processes led, one after the other: {'yes' if in_turn else 'no'}")
     return 0 if in_turn else 1
 

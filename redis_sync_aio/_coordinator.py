@@ -28,7 +28,8 @@ from ._client.settings import Client, RedisClient, address_of
 from ._core.arguments import Name, Seconds, seconds
 from ._core.attached import Observer
 from ._core.clock import now
-from ._core.keys import lock_keys
+from ._core.display import text
+from ._core.keys import LABEL_MARK, lock_keys, process_name
 from ._primitives.barrier import AsyncBarrier
 from ._primitives.election import LeaderElection
 from ._primitives.factory import makes
@@ -67,6 +68,8 @@ class Coordinator:
             colon, as in "app1:". Names in messages and events stay as they are.
         push: "auto" (default): wake-ups are pushed; where the server or the user does not allow that, waiters poll and
             a warning is logged. "always": raise PushUnavailable instead. "never": poll, through the pool of the client.
+        label: A text for people: what this process is called by `inspect`, ``redis-sync-aio show`` and the
+            AcquireTimeout of others, unless an acquisition has a label of its own. At most 512 bytes. None: "host:pid".
         claim: How long a lock that is handed to a waiter is granted at first, 0.01 to ten years. Its first renewal,
             after a sixth of that, extends it to the full ttl. This limits what a stopped waiter costs the others: less
             than 5 seconds by default. An event loop that stalls for longer right after a hand-over loses the lease.
@@ -98,6 +101,7 @@ class Coordinator:
         *,
         prefix: str = "",
         push: Push = "auto",
+        label: str | None = None,
         claim: Seconds = 4.5,
         retry_for: Seconds = RETRY_FOR,
         exit_timeout: Seconds = 1.0,
@@ -109,6 +113,7 @@ class Coordinator:
                 client,
                 prefix=prefix,
                 push=push,
+                label=label,
                 claim=claim,
                 retry_for=retry_for,
                 exit_timeout=exit_timeout,
@@ -223,6 +228,12 @@ class Coordinator:
     def client(self) -> RedisClient:
         """The client it was made from; for a client of valkey-py, that of redis-py with the same settings."""
         return self._binding.options.client
+
+    @property
+    def label(self) -> str:
+        """The label of this process: "host:pid" unless it was given another."""
+        label = self._binding.options.label
+        return text(label[: -len(LABEL_MARK)]) if label else process_name()
 
     @property
     def why_closed(self) -> str | None:

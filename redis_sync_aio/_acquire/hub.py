@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from threading import get_ident
@@ -26,7 +24,7 @@ from .._core.cancellation import outcome_of
 from .._core.clock import now
 from .._core.display import text
 from .._core.flight import Flight
-from .._core.keys import Endpoint, Keys
+from .._core.keys import Endpoint, Keys, process_name
 from .._core.observing import Observing
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.watch import converse
@@ -93,9 +91,7 @@ class Hub:
         self.observing = Observing(self, partial(address_of, self.client), options.observers)
 
         self.servers = servers_of(self.client)
-        self._endpoint = Endpoint.new(
-            f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8), options.prefix
-        )
+        self._endpoint = Endpoint.new(process_name(), secrets.token_hex(8), options.prefix)
         self.link_events = LinkEvents(self)
         self.link = None if options.push == "never" else self._new_link()
         self._use(self.link or self._new_pool_executor())

@@ -54,6 +54,12 @@ def prefix_of(source: Client | CoordinatorLike) -> bytes:
     return b"" if binding is None else binding.options.prefix
 
 
+def label_prefix_of(source: Client | CoordinatorLike) -> bytes:
+    """Return the beginning of tokens that the label of a coordinator makes; a client has none."""
+    binding = binding_of(source)
+    return b"" if binding is None else binding.options.label
+
+
 def keys_of(source: Client | CoordinatorLike, name: Name, make: MakeKeys[K_co], what: str = "name") -> K_co:
     """Return the keys of ``name``, encoded as the client encodes keys, with the prefix of the coordinator.
 

@@ -13,6 +13,7 @@ from .._core.arguments import Seconds, one_of, positive_seconds, ttl_ms
 from .._core.attached import Attached, Observer
 from .._core.backoff import Backoff
 from .._core.display import shown
+from .._core.keys import labelled
 from .._core.prefixes import checked_prefix
 
 Push: TypeAlias = Literal["auto", "always", "never"]
@@ -24,6 +25,7 @@ class CoordinatorOptions(TypedDict, total=False):
 
     prefix: str
     push: Push
+    label: str | None
     claim: Seconds
     retry_for: Seconds
     exit_timeout: Seconds
@@ -45,6 +47,8 @@ class HubOptions:
     asked_response_timeout: float | None
     """The response timeout if it was an argument; None if it is a setting of the client."""
     observers: tuple[Attached, ...]
+    label: bytes = b""
+    """The beginning of the tokens of requests without a label of their own: see `Maker.label`."""
     burst: int = 64
     """The number of times that tasks of this process hand a shared lease on while others wait at the server."""
     slice: float = 0.005
@@ -60,6 +64,7 @@ def hub_options(
     *,
     prefix: str = "",
     push: Push = "auto",
+    label: str | None = None,
     claim: Seconds = 4.5,
     retry_for: Seconds = RETRY_FOR,
     exit_timeout: Seconds = 1.0,
@@ -86,6 +91,7 @@ def hub_options(
         answered_within,
         None if response_timeout is None else answered_within,
         _attached(observe),
+        labelled(label),
     )
 
 

@@ -26,6 +26,7 @@ class HeldHere:
         kind: "lock", "robust", "semaphore", "read" or "write"; for a moment "event", "latch" or "barrier".
         token: The token of the lease.
         identity: The identity that the caller gave. None: it gave none.
+        label: The text by which people know the holder, as of `Lease`.
         fence: The fence of the lease.
         weight: How many permits the lease has; 1 for all but semaphores.
         held_for: Seconds since the grant, when this was asked for.
@@ -37,6 +38,7 @@ class HeldHere:
     kind: Kind
     token: str
     identity: str | None
+    label: str
     fence: int
     weight: int
     held_for: float
@@ -105,6 +107,7 @@ def _held(resource: Resource, grant: Grant) -> HeldHere:
         kind,
         grant.token,
         grant.identity,
+        grant.label,
         grant.fence,
         grant.weight if kind == "semaphore" else 1,
         now() - grant.since,

@@ -31,6 +31,7 @@ class Event:
             has no ":".
         server: The address of the server, without credentials.
         time: Seconds on a monotonic clock of this process. Only differences mean anything.
+        label: The text for people that came with the request, or the label of its coordinator. "" if there is none.
         request: A number that the events of one request share, unique in this process. 0 for an event about a
             coordinator or a job.
     """
@@ -41,6 +42,7 @@ class Event:
     server: str
     time: float
     request: int
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

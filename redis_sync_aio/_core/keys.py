@@ -24,11 +24,16 @@ colon at its end. So each of its keys begins with the prefix, and so does its in
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias, cast, get_args
+
+from .arguments import require_text
+from .display import shown, text
 
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
@@ -43,7 +48,8 @@ SHARING_MARK = b"~"
 """The end of a token under which the tasks of a process share a lease: see include/sharing_token.lua."""
 
 LABEL_MARK = b"@"
-"""The end of a label: a token is "label@host:pid:inbox:number", or has no label."""
+"""The end of a label: a token is "label@host:pid:inbox:number", or has no label. Nothing behind the label has it."""
+MAX_LABEL_BYTES = 512
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 """The way in which the server decides: by Lua scripts, with WATCH, or by scripts where they are allowed."""
@@ -119,7 +125,7 @@ _BEFORE_UNIQUE = re.compile(rb"[^:]*:\d+:(.*)", re.DOTALL)
 
 def inbox_of(before: bytes, unique: bytes) -> bytes:
     """Return the inbox of the process whose tokens begin with ``before`` and ``unique``: see sharing_token.lua."""
-    found = _BEFORE_UNIQUE.fullmatch(before)
+    found = _BEFORE_UNIQUE.fullmatch(before.rpartition(LABEL_MARK)[2])
     return (found[1] if found else b"") + INBOX_PREFIX + unique
 
 
@@ -138,7 +144,7 @@ class Maker(NamedTuple):
     polls: bool
     """Whether it listened to nothing when it made the token."""
     label: bytes | None
-    """The name that this process has in an election."""
+    """The text for people that came with the request, or with its coordinator."""
 
     @classmethod
     def of(cls, token: bytes) -> Maker | None:
@@ -148,6 +154,40 @@ class Maker(NamedTuple):
         label, host, pid, prefix, unique, polls = found.groups()
         inbox, shown = prefix + INBOX_PREFIX + unique, host.decode("utf-8", "backslashreplace")
         return cls(shown, int(pid), inbox, _presence(inbox), polls is not None, label)
+
+
+def process_name() -> str:
+    """Return the name of this process in its tokens: "host:pid"."""
+    return f"{socket.gethostname()[:32]}:{os.getpid()}"
+
+
+def labelled(label: str | None) -> bytes:
+    """Return the beginning of the tokens that are made for requests with this label; empty for None.
+
+    Raises TypeError or ValueError for what is no label.
+    """
+    if label is None:
+        return b""
+    wire = require_text(label, "label").encode()
+    if len(wire) > MAX_LABEL_BYTES:
+        raise ValueError(f"label must have at most {MAX_LABEL_BYTES} bytes, not {len(wire)}: {shown(label)}")
+    return wire + LABEL_MARK
+
+
+def label_of(token: bytes) -> str:
+    """Return the label in a token; without one "host:pid" of its process, or the token of an identity itself."""
+    maker = Maker.of(token)
+    if maker is None:
+        return text(token)
+    return f"{maker.host}:{maker.pid}" if maker.label is None else text(maker.label)
+
+
+def described(token: bytes) -> str:
+    """Return who has a token, for a message: "host:pid 'label'", or the token of an identity or another program."""
+    maker = Maker.of(token)
+    if maker is None:
+        return shown(text(token))
+    return f"{maker.host}:{maker.pid}" + ("" if maker.label is None else f" {shown(text(maker.label))}")
 
 
 def inbox_pattern(inbox: bytes) -> bytes:

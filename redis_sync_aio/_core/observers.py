@@ -82,21 +82,22 @@ class Observation:
 
     __slots__ = ("__weakref__", "_attached", "_event", "_facts", "_grant", "_observers", "_since", "request", "waits")
 
-    def __init__(self, observers: Observers, kind: str, name: str, pattern: str) -> None:
+    def __init__(self, observers: Observers, kind: str, name: str, pattern: str, label: str) -> None:
         self.request: int = _next_request()
         self.waits: bool = False
         """Whether tasks of this process had it when this request began, and it had to wait for them."""
         self._observers = observers
         self._attached = observers.attached
-        self._facts = kind, name, pattern or observers.pattern(name), observers.server
+        self._facts = kind, name, pattern or observers.pattern(name), observers.server, label
         self._grant: ReferenceType[ObservedGrant] | None = None
         self._event: Ended | None = None
         self._since = now()
         self._tell(Requested, self._since)
 
     def _tell(self, event: Callable[..., Event], time: float, **facts: object) -> None:
-        kind, name, pattern, server = self._facts
-        told = event(kind=kind, name=name, pattern=pattern, server=server, time=time, request=self.request, **facts)
+        kind, name, pattern, server, label = self._facts
+        whose = {"server": server, "request": self.request, "label": label}
+        told = event(kind=kind, name=name, pattern=pattern, time=time, **whose, **facts)
         for attached in self._attached:
             attached._take(told)
 
@@ -206,13 +207,14 @@ class Observers:
         *,
         waits: bool = True,
         refused: WithdrawnOutcome = "taken",
+        label: str = "",
     ) -> G | None:
         """Await what ``granting`` returns, and tell the observers what becomes of this request.
 
         ``waits``: whether it waits for other holders, so that a timeout says that its time was up. ``refused``:
-        what it means that nothing is returned.
+        what it means that nothing is returned. ``label``: of the request.
         """
-        observation = Observation(self, kind, name, pattern)
+        observation = Observation(self, kind, name, pattern, label)
         try:
             grant = await granting(observation)
         except BaseException as error:

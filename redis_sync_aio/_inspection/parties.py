@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from .._client.resp import Reply
 from .._core.display import text
-from .._core.keys import Maker
+from .._core.keys import Maker, label_of
 from .._engine.snapshot import Ticket
 from .._scripts.constants import POLLERS_TICKET, WRITER_WEIGHT
 from .views import Access, HolderView, WaiterView
@@ -74,7 +74,8 @@ def waiter(
         alive = polls_until is not None and float(polls_until) * 1000 > now if polls_known else None
     return WaiterView(
         token=text(ticket.token),
-        identity=_identity(ticket.token, maker),
+        identity=text(ticket.token) if maker is None else None,
+        label=label_of(ticket.token),
         host=maker.host if maker else None,
         pid=maker.pid if maker else None,
         waited=None if one.since is None else max(0.0, (now - one.since) / 1e6),
@@ -102,7 +103,8 @@ def holder(
     held_for = None if fence is None or side == "read" else max(0.0, (now - fence) / 1e6)
     return HolderView(
         token=text(token),
-        identity=None if foreign else _identity(token, maker),
+        identity=text(token) if maker is None and not foreign else None,
+        label=label_of(token),
         host=maker.host if maker else None,
         pid=maker.pid if maker else None,
         held_for=held_for,
@@ -113,13 +115,6 @@ def holder(
         foreign=foreign,
         connected=_connected(maker, listening) if maker else None,
     )
-
-
-def _identity(token: bytes, maker: Maker | None) -> str | None:
-    """Return what the caller calls itself: the identity that is its token, or its name in an election."""
-    if maker is None:
-        return text(token)
-    return None if maker.label is None else text(maker.label)
 
 
 def access(weight: int, permits: int) -> Access | None:

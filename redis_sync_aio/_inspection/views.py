@@ -52,8 +52,9 @@ class HolderView:
 
     Attributes:
         token: The token or identity of the holder.
-        identity: The identity, if the caller chose one, or that of a `LeaderElection`. None: the token is from this
-            package.
+        identity: The identity, if the caller chose one. None: the token is from this package.
+        label: The text by which people know the holder: its label, else that of its coordinator, which is "host:pid"
+            unless it was given another; else the token.
         host: The host of the process that holds it, if the token says so.
         pid: The id of that process, if the token says so.
         held_for: Seconds since it was granted; for tasks that share, since the server last gave their process fences.
@@ -71,6 +72,7 @@ class HolderView:
 
     token: str
     identity: str | None
+    label: str
     host: str | None
     pid: int | None
     held_for: float | None
@@ -89,6 +91,7 @@ class WaiterView:
     Attributes:
         token: The token or identity of the request.
         identity: The identity, as for `HolderView`.
+        label: The text by which people know the waiter, as for `HolderView`.
         host: The host of the process that waits, if the token says so.
         pid: The id of that process, if the token says so.
         waited: Seconds since it was queued. None: an older version queued it.
@@ -101,6 +104,7 @@ class WaiterView:
 
     token: str
     identity: str | None
+    label: str
     host: str | None
     pid: int | None
     waited: float | None

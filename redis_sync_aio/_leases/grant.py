@@ -26,7 +26,7 @@ from .._core.cancellation import leaving, undo_in
 from .._core.clock import now
 from .._core.display import text
 from .._core.futures import Ended, FutureLike
-from .._core.keys import Keys
+from .._core.keys import Keys, label_of
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext
 from ..errors._base import copy_error
 from .loss import Cause, cause_of
@@ -180,6 +180,11 @@ class Grant:
     def identity(self) -> str | None:
         """The caller's identity, or None."""
         return None if self._terms.identity is None else text(self._terms.identity)
+
+    @property
+    def label(self) -> str:
+        """The text by which people know the holder."""
+        return label_of(self.wire_token)
 
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""

@@ -89,6 +89,15 @@ class BaseLease:
         return self._grant.identity
 
     @property
+    def label(self) -> str:
+        """The text by which people know the holder, as others see it.
+
+        It is the label that the caller gave to ``acquire()``, else that of its coordinator, which is "host:pid" unless
+        it was given another. An identity stands in its place.
+        """
+        return self._grant.label
+
+    @property
     def weight(self) -> int:
         """The number of permits that this lease has of a semaphore; it does not change.
 

@@ -19,7 +19,7 @@ from .._acquire.acquisition import acquire
 from .._acquire.attachment import attach
 from .._acquire.binding import CoordinatorLike
 from .._acquire.hub import Hub
-from .._acquire.implicit import MakeKeys, client_of, hub_of, keys_of
+from .._acquire.implicit import MakeKeys, client_of, hub_of, keys_of, label_prefix_of
 from .._acquire.request import Request, never_refused, refused_if_full
 from .._acquire.resource import Resource
 from .._client.resp import Argument, Reply
@@ -27,7 +27,7 @@ from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from .._core.cancellation import undo_in
 from .._core.display import text
-from .._core.keys import Engine, Keys
+from .._core.keys import LABEL_MARK, Engine, Keys, labelled
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.replies import Answer, PermitsView, read_permits
 from .._leases.choice import to_release
@@ -67,7 +67,7 @@ class Primitive(LeaseContext[L]):
     _limit = 0
     _whose_limit = b""
     _label = b""
-    """The beginning of its tokens."""
+    """The beginning of the tokens of requests without a label of their own."""
     _release_args: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
     def __init__(
@@ -91,6 +91,7 @@ class Primitive(LeaseContext[L]):
             raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
         self._share = options.share and engine != "watch"
         self._max_waiting = options.checked_max_waiting()
+        self._label = self._label or label_prefix_of(client)
         self._default = self._new_request(None, None, None, self._weight)
         # Used by the latest acquisition, and kept so that the next one need not look it up.
         self._hub: Hub | None = None
@@ -105,6 +106,7 @@ class Primitive(LeaseContext[L]):
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         identity: Name | None = None,
+        label: str | None = None,
     ) -> Acquiring[L]:
         """Wait for the turn and return the lease: await it, or enter it with ``async with``.
 
@@ -115,6 +117,10 @@ class Primitive(LeaseContext[L]):
             ttl: The ttl of this lease. None: the ttl of this object.
             identity: A name of the caller, stored as the token of the holder. A request with the same identity, from
                 any process, gets the same lease, and may release it.
+            label: A text for people, at most 512 bytes: who holds or waits, in ``redis-sync-aio show``, events,
+                statistics and the AcquireTimeout of others. It shares nothing. With an identity others see that
+                instead. With ``share=True`` a request with a label of its own takes a lease of its own. None: the label
+                of the coordinator.
 
         Raises:
             AcquireTimeout: Others held it for all of ``timeout``, or Redis had not answered by then. QueueFull is a
@@ -137,7 +143,7 @@ class Primitive(LeaseContext[L]):
             await lease.release()
             ```
         """
-        return Acquiring(self._acquired(self._request(ttl, identity, timeout)), self._on_lost)
+        return Acquiring(self._acquired(self._request(ttl, identity, timeout, label=label)), self._on_lost)
 
     async def _acquired(self, request: Request) -> L:
         cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
@@ -165,12 +171,14 @@ class Primitive(LeaseContext[L]):
             return self._lease_type(grant, self._itself)
         return self._lease_type(await self._grant(request), self._itself)
 
-    def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Acquiring[L | None]:
+    def try_acquire(
+        self, *, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
+    ) -> Acquiring[L | None]:
         """Return a lease, or None if it is taken or somebody waits for it. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        return Acquiring(self._tried(self._request(ttl, identity, 0)), self._on_lost)
+        return Acquiring(self._tried(self._request(ttl, identity, 0, label=label)), self._on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -268,17 +276,39 @@ class Primitive(LeaseContext[L]):
     async def _ask(self, send: Send) -> Reply:
         return await self._at_work().ask(send)
 
+    def _shown_label(self, label: str | None) -> str:
+        """Return the label of a request, for which the caller gave ``label``, as events show it."""
+        return label or text(self._label[: -len(LABEL_MARK)])
+
     def _encode(self, value: Name, what: str) -> bytes:
         return encode(self._client, value, what)
 
     def _request(
-        self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int | None = None
+        self,
+        ttl: Seconds | None,
+        identity: Name | None,
+        timeout: Seconds | None,
+        weight: int | None = None,
+        label: str | None = None,
     ) -> Request:
-        if ttl is None and identity is None and timeout is None and (weight is None or weight == self._weight):
+        if (
+            ttl is None
+            and identity is None
+            and timeout is None
+            and label is None
+            and (weight is None or weight == self._weight)
+        ):
             return self._default
-        return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight)
+        return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight, label)
 
-    def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
+    def _new_request(
+        self,
+        ttl: Seconds | None,
+        identity: Name | None,
+        timeout: Seconds | None,
+        weight: int,
+        label: str | None = None,
+    ) -> Request:
         within, refused = timeout_seconds(timeout), self._refusal()
         if self._max_waiting is not None:
             refused = partial(refused_if_full, name=self.name, most=self._max_waiting, otherwise=refused)
@@ -298,10 +328,10 @@ class Primitive(LeaseContext[L]):
             whose_limit=self._whose_limit,
             refused=refused,
             max_waiting=self._max_waiting,
-            shared=self._share and identity is None and ms != FOREVER,
+            shared=self._share and identity is None and label is None and ms != FOREVER,
             linger=self._linger,
             grant_type=self._grant_type,
-            label=self._label,
+            label=labelled(label) or self._label,
         )
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
@@ -320,7 +350,11 @@ class Primitive(LeaseContext[L]):
             return attach(self._resource(), request, replaced)
 
         observers = self._resource().hub.observers
-        grant = await (granting() if observers is None else observers.follow(self._kind, self.name, granting))
+        grant = await (
+            granting()
+            if observers is None
+            else observers.follow(self._kind, self.name, granting, label=self._shown_label(None))
+        )
         if grant is None:
             raise NotHeld.detached(self.name)
         return self._lease_type(grant, self._itself)
@@ -351,7 +385,13 @@ class Primitive(LeaseContext[L]):
     def _try(self, request: Request, observation: Observation | None = None) -> Coroutine[Any, Any, Grant | None]:
         resource = self._resource()
         if observation is None and (observers := resource.hub.observers) is not None and self._kind:
-            return observers.follow(self._kind, resource.name, partial(self._try, request), self._pattern)
+            return observers.follow(
+                self._kind,
+                resource.name,
+                partial(self._try, request),
+                self._pattern,
+                label=text(request.label[: -len(LABEL_MARK)]),
+            )
         if resource.leases and request.wait and request.identity is None:
             resource.check_waits(request)
         if not request.shared:

@@ -10,13 +10,12 @@ from typing import TypeVar
 import anyio
 
 from .._acquire.binding import CoordinatorLike
-from .._acquire.implicit import client_of
-from .._client.settings import Client, encode
+from .._client.settings import Client
 from .._core import logs
 from .._core.arguments import Name, Seconds, positive_seconds
 from .._core.backoff import Backoff
-from .._core.display import shown, text
-from .._core.keys import LABEL_MARK, Engine, Maker, lock_keys
+from .._core.display import shown
+from .._core.keys import Engine, label_of, labelled, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.replies import LockView, read_inspect
 from .._leases.hold import Acquiring
@@ -30,7 +29,6 @@ __all__ = ["Leader", "LeaderElection", "Term"]
 
 R = TypeVar("R")
 
-MAX_IDENTITY_BYTES = 512
 STAND_AGAIN = Backoff()
 """Pauses of `LeaderElection.run` before it stands again."""
 SOONEST = 0.02
@@ -42,13 +40,13 @@ class Leader:
     """The leader of an election, as the server knows it.
 
     Attributes:
-        identity: The identity of the leader. "host:pid" if it chose none. If a client of another library wrote the key,
-            the value of the key.
+        label: The label of the leader. "host:pid" if it chose none. If a client of another library wrote the key, the
+            value of the key.
         term: The number of its term. None: the server does not know it, because another client wrote the key or
             ``{NAME}:fence`` was deleted.
     """
 
-    identity: str
+    label: str
     term: int | None
 
 
@@ -63,11 +61,6 @@ class Term(GuardingLease):
         """The number of this term: its fence, greater than that of every earlier term. Others see `Leader.term`."""
         return self.fence
 
-    @property
-    def identity(self) -> str:
-        """The identity of this process in the election. Others see it as `Leader.identity`."""
-        return _identity(self._grant.wire_token)
-
 
 class _Seat(LockBase[Term]):
     """The lock that the leader holds."""
@@ -76,8 +69,8 @@ class _Seat(LockBase[Term]):
     _lease_type = Term
     _shown_as = "LeaderElection"
 
-    def __init__(self, client: Client | CoordinatorLike, name: Name, label: bytes, options: LeaseOptions) -> None:
-        self._label = label
+    def __init__(self, client: Client | CoordinatorLike, name: Name, label: str | None, options: LeaseOptions) -> None:
+        self._label = labelled(label)
         super().__init__(client, name, lock_keys, options)
 
     async def view(self) -> LockView:
@@ -115,9 +108,9 @@ class LeaderElection:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: The name of the election, and the key that says who leads. It is the lock of that name: an `AsyncLock` of
             the same name and this election exclude each other.
-        identity: The name that others see of this process, at most 512 bytes. None: "host:pid". It need not be unique:
-            two processes with the same identity never lead together, and a restarted process does not take the term of
-            its predecessor for its own.
+        label: The text by which others know this process, at most 512 bytes. None: the label of the coordinator, or
+            "host:pid". It need not be unique: two processes with the same label never lead together, and a restarted
+            process does not take the term of its predecessor for its own.
         ttl: How long a leader that has crashed counts as the leader: seconds or timedelta, 0.01 to ten years. The
             leader renews its lease every third of it.
         engine: As for `AsyncLock`.
@@ -130,7 +123,7 @@ class LeaderElection:
         from redis_sync_aio import LeaderElection
         from redis_sync_aio.types import Term
 
-        election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
+        election = LeaderElection(redis, "scheduler", label="worker-3", ttl=10)
 
 
         async def work(term: Term) -> None:
@@ -147,17 +140,14 @@ class LeaderElection:
         client: Client | CoordinatorLike,
         name: Name,
         *,
-        identity: Name | None = None,
+        label: str | None = None,
         ttl: Seconds = 30.0,
         engine: Engine = "auto",
     ) -> None:
         if ttl is None:
             raise TypeError("an election needs a ttl, seconds or a timedelta: a crashed leader would lead forever")
-        label = b"" if identity is None else encode(client_of(client), identity, "identity")
-        if len(label) > MAX_IDENTITY_BYTES:
-            raise ValueError(f"identity has at most {MAX_IDENTITY_BYTES} bytes, this one has {len(label)}")
         options = LeaseOptions(ttl, auto_renew=True, max_hold=None, on_lost="cancel", engine=engine)
-        self._seat = _Seat(client, name, label and label + LABEL_MARK, options)
+        self._seat = _Seat(client, name, label, options)
 
     def lead(self, *, timeout: Seconds | None = None) -> Acquiring[Term]:
         """Return an async context manager that waits until this process leads, yields its `Term`, and resigns.
@@ -207,7 +197,7 @@ class LeaderElection:
             from redis_sync_aio import LeaderElection
             from redis_sync_aio.types import Term
 
-            election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
+            election = LeaderElection(redis, "scheduler", label="worker-3", ttl=10)
 
 
             async def work(term: Term) -> None:
@@ -287,9 +277,9 @@ class LeaderElection:
             ```python
             from redis_sync_aio import LeaderElection
 
-            election = LeaderElection(redis, "scheduler", identity="worker-3")
+            election = LeaderElection(redis, "scheduler", label="worker-3")
             async for leader in election.watch():
-                print("nobody leads" if leader is None else f"{leader.identity} leads, term {leader.term}")
+                print("nobody leads" if leader is None else f"{leader.label} leads, term {leader.term}")
                 break
             ```
         """
@@ -325,12 +315,4 @@ def _is_outage(error: BaseException) -> bool:
 def _leader(view: LockView) -> Leader | None:
     if view.holder is None:
         return None
-    return Leader(_identity(view.holder), view.fence if view.fence_token == view.holder else None)
-
-
-def _identity(token: bytes) -> str:
-    """Return the identity of the process that made a token."""
-    maker = Maker.of(token)
-    if maker is None:
-        return text(token)
-    return f"{maker.host}:{maker.pid}" if maker.label is None else text(maker.label)
+    return Leader(label_of(view.holder), view.fence if view.fence_token == view.holder else None)

@@ -54,6 +54,11 @@ class GroupGrant(Grant):
         """Whether one of the requests below had to wait for another holder."""
         return any(member.queued for member in self.lease_group.members)
 
+    @property
+    def label(self) -> str:
+        """The text by which people know the holder: that of each member."""
+        return self.lease_group.members[0].label
+
     def remaining(self) -> float:
         """Return the seconds for which it is certainly valid: 0.0 when it is not, inf without a ttl."""
         self.deadline: float = self.lease_group.deadline()

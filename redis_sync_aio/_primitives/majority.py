@@ -18,7 +18,6 @@ from typing import TypeVar
 from .._acquire.hub import Hub
 from .._client.settings import Same, running_loop
 from .._core import logs
-from .._core.arguments import Seconds
 from .._core.backoff import Backoff
 from .._core.clock import now
 from .._transport.failures import message_of
@@ -26,6 +25,7 @@ from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, 
 from .independent import check_independent
 from .lease_group import GroupGrant
 from .lock_base import LockStatistics, PlainLock
+from .options import Wanted
 from .quorum import QuorumGroup, majority
 from .votes import Vote, Votes, in_time, raise_fence
 
@@ -122,7 +122,7 @@ class Majority:
         """Return what identifies the lock in this process."""
         return running_loop(), tuple(Same(lock._client) for lock in self.locks), self.locks[0]._keys.all[0]
 
-    async def acquire(self, ttl: Seconds | None, ends: float) -> RedlockGrant | None:
+    async def acquire(self, wanted: Wanted, ends: float) -> RedlockGrant | None:
         """Wait for a majority until ``ends`` (local clock); None when others held it for all that time.
 
         Raises Unreachable, CommandRefused, CoordinatorClosed or WrongContext when no majority answered.
@@ -130,9 +130,9 @@ class Majority:
         unanswered_until, delays = math.inf, iter(BETWEEN_ATTEMPTS)
         stale_server = None  # the holder on this server has no majority
         while True:
-            grant, queue_server, error = await self.ask_all(ttl, ends, stale_server)
+            grant, queue_server, error = await self.ask_all(wanted, ends, stale_server)
             if grant is None and queue_server is not None:
-                grant, stale = await self._wait_in_turn(queue_server, ttl, ends)
+                grant, stale = await self._wait_in_turn(queue_server, wanted, ends)
                 stale_server = queue_server if stale else None
             if grant is not None:
                 return grant
@@ -148,13 +148,13 @@ class Majority:
             await asyncio.sleep(delay)
 
     async def ask_all(
-        self, ttl: Seconds | None, ends: float, stale_server: int | None = None
+        self, wanted: Wanted, ends: float, stale_server: int | None = None
     ) -> tuple[RedlockGrant | None, int | None, SyncError | None]:
         """Ask all servers: return a grant; or the server to queue at; or why there is no majority that answers."""
         await check_independent(self.name, [lock._at_work() for lock in self.locks], self._answer_within)
         with Votes(self.quorum, self._answer_within) as votes:
             for server in range(len(self.locks)):
-                self._ask(votes, server, ttl, wait=False)
+                self._ask(votes, server, wanted, wait=False)
             await votes.answers(ends)
             answered = [vote.server for vote in votes.all if vote.answered]
             if len(answered) < self.quorum:
@@ -165,13 +165,11 @@ class Majority:
                 found = await self.answer(self.locks[queue_server].statistics())
                 if found is not None and found.waiters:
                     return None, queue_server, None
-            grant = await self._enter(votes, ttl)
+            grant = await self._enter(votes, wanted)
             apart = None if grant is not None else why_no_fence(self.name, votes, self.quorum)
             return grant, None if apart is not None else queue_server, apart
 
-    async def _wait_in_turn(
-        self, queue_server: int, ttl: Seconds | None, ends: float
-    ) -> tuple[RedlockGrant | None, bool]:
+    async def _wait_in_turn(self, queue_server: int, wanted: Wanted, ends: float) -> tuple[RedlockGrant | None, bool]:
         """Wait at one server, and then at all others: the first one there gets them.
 
         Return None when there is no majority all the same, and whether the holder at that server has none, either.
@@ -179,18 +177,20 @@ class Majority:
         may queue at another server, and wait for this one.
         """
         with Votes(self.quorum, self._answer_within) as votes:
-            stale = await self._granted_there(self._ask(votes, queue_server, ttl, wait=True), ends)
+            stale = await self._granted_there(self._ask(votes, queue_server, wanted, wait=True), ends)
             if not votes.granted:
                 return None, stale
             for server in range(len(self.locks)):
                 if server != queue_server:
-                    self._ask(votes, server, ttl, wait=True)
+                    self._ask(votes, server, wanted, wait=True)
             await votes.answers(ends)
-            return await self._enter(votes, ttl), False
+            return await self._enter(votes, wanted), False
 
-    def _ask(self, votes: Votes, server: int, ttl: Seconds | None, *, wait: bool) -> Vote:
+    def _ask(self, votes: Votes, server: int, wanted: Wanted, *, wait: bool) -> Vote:
         lock = self.locks[server]
-        return votes.ask(server, lock._resource(), lock._request(ttl, None, None if wait else 0))
+        return votes.ask(
+            server, lock._resource(), lock._request(wanted.ttl, None, None if wait else 0, label=wanted.label)
+        )
 
     async def _granted_there(self, vote: Vote, ends: float) -> bool:
         """Wait until a server grants, or waiting there makes no sense. Return whether the others would be free.
@@ -210,7 +210,7 @@ class Majority:
                 look = now() + every
         return False
 
-    async def _enter(self, votes: Votes, ttl: Seconds | None) -> RedlockGrant | None:
+    async def _enter(self, votes: Votes, wanted: Wanted) -> RedlockGrant | None:
         """Make one grant of those of the servers; None if they are no majority.
 
         P8. The fence is the greatest of those granted that a majority is not far behind, and before anybody has it no
@@ -228,7 +228,7 @@ class Majority:
         held = {vote.server: lease for (vote, lease), done in zip(granted, raised, strict=True) if done}
         if sum(lease.fence <= fence for lease in held.values()) < self.quorum:
             return None
-        again = partial(self._ask, ttl=ttl, wait=False)
+        again = partial(self._ask, wanted=wanted, wait=False)
         group = QuorumGroup(self.key(), held, len(self.locks), fence, within, again)
         if group.lost is not None:  # some were about to end
             return None

@@ -26,7 +26,7 @@ from ..errors import AcquireTimeout
 from .followed import followed
 from .lease_group import GroupGrant, LeaseGroup
 from .lock_base import LockStatistics, PlainLock
-from .options import LeaseOptions
+from .options import LeaseOptions, Wanted
 from .try_all import try_acquire_all
 
 __all__ = ["AsyncMultiLock", "MultiLease"]
@@ -137,12 +137,15 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> Acquiring[MultiLease]:
+    def acquire(
+        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, label: str | None = None
+    ) -> Acquiring[MultiLease]:
         """Wait for all locks and return one lease over them. One round trip if all are free.
 
         Args:
             timeout: How long to wait for all of them together: seconds or timedelta. 0: do not wait. None: forever.
             ttl: The ttl of this lease. None: the ttl of this lock.
+            label: A text for people, as for `AsyncLock.acquire`.
 
         Raises:
             AcquireTimeout: Others held one of them for too long. The ``name`` of the error says which.
@@ -154,38 +157,38 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         cancellation or the error.
         """
         within = timeout_seconds(timeout)
-        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
-        return Acquiring(self._acquired(within, ttl), self._on_lost)
+        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        return Acquiring(self._acquired(within, Wanted(ttl, label)), self._on_lost)
 
-    async def _acquired(self, within: float | None, ttl: Seconds | None) -> MultiLease:
-        grant = await self._followed(partial(self._acquire, within, ttl), waits=within != 0)
+    async def _acquired(self, within: float | None, wanted: Wanted) -> MultiLease:
+        grant = await self._followed(partial(self._acquire, within, wanted), wanted, waits=within != 0)
         assert grant is not None  # it raises where there is no grant
         return MultiLease(grant, self._itself)
 
-    async def _acquire(self, within: float | None, ttl: Seconds | None) -> MultiGrant:
+    async def _acquire(self, within: float | None, wanted: Wanted) -> MultiGrant:
         try:
-            return self._grant(await (self._all_or_none(ttl) if within == 0 else self._acquire_all(within, ttl)))
+            return self._grant(await (self._all_or_none(wanted) if within == 0 else self._acquire_all(within, wanted)))
         except AcquireTimeout as error:
             here = any(lock._leases() for lock in self._locks if lock.name == error.name)
             raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
 
-    def try_acquire(self, *, ttl: Seconds | None = None) -> Acquiring[MultiLease | None]:
+    def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[MultiLease | None]:
         """Return a lease, or None if one of the locks is held or somebody waits for it. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout. Unless the names have one
         hash tag, two callers that try at the same moment may each meet what the other has just taken, and both get
         None.
         """
-        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
-        return Acquiring(self._tried(ttl), self._on_lost)
+        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        return Acquiring(self._tried(Wanted(ttl, label)), self._on_lost)
 
-    async def _tried(self, ttl: Seconds | None) -> MultiLease | None:
-        grant = await self._followed(partial(self._try, ttl), waits=False)
+    async def _tried(self, wanted: Wanted) -> MultiLease | None:
+        grant = await self._followed(partial(self._try, wanted), wanted, waits=False)
         return None if grant is None else MultiLease(grant, self._itself)
 
-    async def _try(self, ttl: Seconds | None) -> MultiGrant | None:
+    async def _try(self, wanted: Wanted) -> MultiGrant | None:
         try:
-            return self._grant(await self._all_or_none(ttl))
+            return self._grant(await self._all_or_none(wanted))
         except AcquireTimeout:
             return None
 
@@ -232,15 +235,17 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         return running_loop(), Same(self._client), tuple(lock._keys.all[0] for lock in self._locks)
 
     def _followed(
-        self, granting: Callable[[], Awaitable[MultiGrant | None]], *, waits: bool
+        self, granting: Callable[[], Awaitable[MultiGrant | None]], wanted: Wanted, *, waits: bool
     ) -> Coroutine[Any, Any, MultiGrant | None]:
-        return followed(self._locks[0]._at_work(), "multi", self.names, granting, waits=waits)
+        lock = self._locks[0]
+        label = lock._shown_label(wanted.label)
+        return followed(lock._at_work(), "multi", self.names, granting, waits=waits, label=label)
 
     def _grant(self, grants: list[Grant]) -> MultiGrant:
         return LeaseGroup(self._key(), tuple(grants)).enter(MultiGrant)
 
-    async def _all_or_none(self, ttl: Seconds | None) -> list[Grant]:
-        leases, free = await self._take_free(self._locks, None, ttl)
+    async def _all_or_none(self, wanted: Wanted) -> list[Grant]:
+        leases, free = await self._take_free(self._locks, None, wanted)
         if len(leases) == len(self._locks):
             return leases
         _give_back(leases)
@@ -249,7 +254,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         name.forget_if_idle()
         raise error
 
-    async def _acquire_all(self, within: float | None, ttl: Seconds | None) -> list[Grant]:
+    async def _acquire_all(self, within: float | None, wanted: Wanted) -> list[Grant]:
         """Take what is free, wait for the next in order, and so on until all are held.
 
         Invariant that rules out deadlocks: a request that waits for a lock holds only locks that come before it.
@@ -259,14 +264,14 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         held: list[Grant] = []
         try:
             while True:
-                taken, free = await self._take_free(self._locks[len(held) :], ends, ttl)
+                taken, free = await self._take_free(self._locks[len(held) :], ends, wanted)
                 held += taken
                 if free:  # before the first that is not
-                    held += (await self._take_free(self._locks[len(held) : len(held) + free], ends, ttl))[0]
+                    held += (await self._take_free(self._locks[len(held) : len(held) + free], ends, wanted))[0]
                 if len(held) < len(self._locks):
                     left = None if ends is None else max(0.0, ends - now())
                     lock = self._locks[len(held)]
-                    held.append(await lock._grant(lock._request(ttl, None, left)))
+                    held.append(await lock._grant(lock._request(wanted.ttl, None, left, label=wanted.label)))
                 if len(held) == len(self._locks):
                     if all(map(_valid, held)):
                         return held
@@ -277,14 +282,14 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             raise
 
     async def _take_free(
-        self, locks: Sequence[PlainLock], ends: float | None, ttl: Seconds | None
+        self, locks: Sequence[PlainLock], ends: float | None, wanted: Wanted
     ) -> tuple[list[Grant], int]:
         """Take those of ``locks`` that are free, up to the first that is not.
 
         Return the leases, and how many more are free, but were not taken since others behind them are not.
         """
         left = None if ends is None else max(0.001, ends - now())
-        request = replace(locks[0]._request(ttl, None, 0), timeout=left)
+        request = replace(locks[0]._request(wanted.ttl, None, 0, label=wanted.label), timeout=left)
         names = [lock._resource() for lock in locks]
         found, free = await try_acquire_all(names, request)
         first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .._core.arguments import Seconds, count
 from .._core.keys import Engine
 from .._leases.hold import OnLost
+
+
+class Wanted(NamedTuple):
+    """The part of a request for several locks that each of them gets."""
+
+    ttl: Seconds | None
+    label: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from .independent import check_apart, several
 from .lease_group import LeaseGroup
 from .lock_base import LockStatistics, PlainLock
 from .majority import Majority, RedlockGrant
-from .options import LeaseOptions
+from .options import LeaseOptions, Wanted
 
 __all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
 
@@ -145,12 +145,15 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> Acquiring[RedlockLease]:
+    def acquire(
+        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, label: str | None = None
+    ) -> Acquiring[RedlockLease]:
         """Wait for a majority and return one lease over it. Two round trips if the lock is free.
 
         Args:
             timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
             ttl: The ttl of this lease. None: the ttl of this lock.
+            label: A text for people, as for `AsyncLock.acquire`.
 
         Raises:
             AcquireTimeout: Others held the lock for all of ``timeout``.
@@ -164,37 +167,37 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         On cancellation, and after an error, everything that was acquired is given back in the background.
         """
         within = timeout_seconds(timeout)
-        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
-        return Acquiring(self._acquired(within, ttl), self._on_lost)
+        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        return Acquiring(self._acquired(within, Wanted(ttl, label)), self._on_lost)
 
-    async def _acquired(self, within: float | None, ttl: Seconds | None) -> RedlockLease:
+    async def _acquired(self, within: float | None, wanted: Wanted) -> RedlockLease:
         if within == 0:
-            lease = await self._tried(ttl)
+            lease = await self._tried(wanted)
             return self._not_in_time(within) if lease is None else lease
-        grant = await self._followed(partial(self._acquire, within, ttl), waits=True)
+        grant = await self._followed(partial(self._acquire, within, wanted), wanted, waits=True)
         assert grant is not None  # it raises where there is no grant
         return RedlockLease(grant, self._itself)
 
-    async def _acquire(self, within: float | None, ttl: Seconds | None) -> RedlockGrant:
+    async def _acquire(self, within: float | None, wanted: Wanted) -> RedlockGrant:
         LeaseGroup.check_waits(self._majority.key(), self.name)
-        grant = await self._majority.acquire(ttl, math.inf if within is None else now() + within)
+        grant = await self._majority.acquire(wanted, math.inf if within is None else now() + within)
         return self._not_in_time(within) if grant is None else grant
 
-    def try_acquire(self, *, ttl: Seconds | None = None) -> Acquiring[RedlockLease | None]:
+    def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[RedlockLease | None]:
         """Return a lease, or None if the lock is taken or somebody waits for it. Two round trips.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout; Unreachable and
         CommandRefused are raised after one attempt. Two callers that try at the same moment may both get None.
         """
-        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
-        return Acquiring(self._tried(ttl), self._on_lost)
+        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        return Acquiring(self._tried(Wanted(ttl, label)), self._on_lost)
 
-    async def _tried(self, ttl: Seconds | None) -> RedlockLease | None:
-        grant = await self._followed(partial(self._try, ttl), waits=False)
+    async def _tried(self, wanted: Wanted) -> RedlockLease | None:
+        grant = await self._followed(partial(self._try, wanted), wanted, waits=False)
         return None if grant is None else RedlockLease(grant, self._itself)
 
-    async def _try(self, ttl: Seconds | None) -> RedlockGrant | None:
-        grant, _, error = await self._majority.ask_all(ttl, math.inf)
+    async def _try(self, wanted: Wanted) -> RedlockGrant | None:
+        grant, _, error = await self._majority.ask_all(wanted, math.inf)
         if grant is None and error is not None:
             raise error
         return grant
@@ -259,9 +262,11 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     # -- inside ----------------------------------------------------------------------------------------
 
     def _followed(
-        self, granting: Callable[[], Awaitable[RedlockGrant | None]], *, waits: bool
+        self, granting: Callable[[], Awaitable[RedlockGrant | None]], wanted: Wanted, *, waits: bool
     ) -> Coroutine[Any, Any, RedlockGrant | None]:
-        return followed(self._locks[0]._at_work(), "redlock", (self.name,), granting, waits=waits)
+        lock = self._locks[0]
+        label = lock._shown_label(wanted.label)
+        return followed(lock._at_work(), "redlock", (self.name,), granting, waits=waits, label=label)
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         raise AcquireTimeout.of_majority(

@@ -93,7 +93,12 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
     # -- acquiring -------------------------------------------------------------------------------------
 
     def acquire(
-        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, identity: Hashable | None = None
+        self,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        identity: Hashable | None = None,
+        label: str | None = None,
     ) -> Acquiring[GuardingLease]:
         """Return a lease: immediately and without a command if the owner holds the lock, otherwise in its turn.
 
@@ -105,6 +110,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
             ttl: The ttl of the outermost lease. None: the ttl of this lock. Inside another lease it is checked and not
                 used.
             identity: The owner that acquires: any hashable value. None: the current task.
+            label: A text for people, as for `AsyncLock.acquire`. Inside another lease it is checked and not used.
 
         Raises:
             LeaseLost: The owner holds a lease of this lock that is lost. Leave its body, or release it, first.
@@ -114,7 +120,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation. An
         acquisition inside another lease does not wait, so it cannot be cancelled.
         """
-        request = self._lock._request(ttl, None, timeout)
+        request = self._lock._request(ttl, None, timeout, label=label)
         self._check_identity(identity)
         return Acquiring(self._acquired(request, identity), self._on_lost)
 
@@ -131,13 +137,13 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         return self._owned(LeaseGroup(key, (grant,)), identity)
 
     def try_acquire(
-        self, *, ttl: Seconds | None = None, identity: Hashable | None = None
+        self, *, ttl: Seconds | None = None, identity: Hashable | None = None, label: str | None = None
     ) -> Acquiring[GuardingLease | None]:
         """Return a lease, or None if others hold the lock or wait for it. One round trip, or none as for `acquire`.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        request = self._lock._request(ttl, None, 0)
+        request = self._lock._request(ttl, None, 0, label=label)
         self._check_identity(identity)
         return Acquiring(self._tried(request, identity), self._on_lost)
 

@@ -205,6 +205,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         identity: Name | None = None,
+        label: str | None = None,
     ) -> Acquiring[Lease]:
         """Wait for the turn and return a lease of ``weight`` permits. One round trip if they are free.
 
@@ -214,6 +215,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             ttl: The ttl of this lease. None: the ttl of this semaphore.
             identity: A name of the caller, kept as the token of the holder. A request with the same identity, from any
                 process, gets the same permits (their number does not change), and may release them.
+            label: A text for people, as for `AsyncLock.acquire`.
 
         Raises:
             AcquireTimeout: The permits were not granted in time. QueueFull is a subclass.
@@ -224,17 +226,18 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation.
         """
-        request = self._request(ttl, identity, timeout, self._check_weight(weight))
+        request = self._request(ttl, identity, timeout, self._check_weight(weight), label)
         return Acquiring(self._acquired(request), self._on_lost)
 
     def try_acquire(
-        self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None
+        self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
     ) -> Acquiring[Lease | None]:
         """Return a lease, or None if the permits are not free or somebody waits for some. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        return Acquiring(self._tried(self._request(ttl, identity, 0, self._check_weight(weight))), self._on_lost)
+        request = self._request(ttl, identity, 0, self._check_weight(weight), label)
+        return Acquiring(self._tried(request), self._on_lost)
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
         """Take up permits that [`Lease.detach`][redis_sync_aio.Lease.detach] let go of, in this or any other process.

@@ -44,7 +44,7 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
         sent = now()
         numbers = [acquisition.number for acquisition in acquisitions]
         done = _deal_out(acquisitions, free)
-        prefix = names[0].endpoint.token_prefix
+        prefix = request.label + names[0].endpoint.token_prefix
         delivery = Delivery(sent, sent + hub.retry_for, done)
         call = hub.engine.acquire_all(keys, prefix, numbers, delivery, ttl_ms=request.ttl_ms)
         for acquisition in acquisitions:

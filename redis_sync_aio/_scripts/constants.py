@@ -11,6 +11,7 @@ import re
 from enum import IntEnum
 
 from .._core.keys import INBOX_PREFIX as INBOX_PREFIX
+from .._core.keys import LABEL_MARK as LABEL_MARK
 from .._core.keys import SHARING_MARK as SHARING_MARK
 
 

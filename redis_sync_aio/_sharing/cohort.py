@@ -195,6 +195,7 @@ class Cohort(Holdings):
                 refused=request.refused,
                 shared=True,
                 grant_type=ProcessGrant,
+                label=request.label,
             )
         return self._of_process
 

@@ -117,7 +117,7 @@ class Worker:
                 for name in job.names:
                     if job.elect:
                         who = f"worker-{job.number}"
-                        election = LeaderElection(sync, name, identity=who, ttl=job.ttl, engine=job.engine)
+                        election = LeaderElection(sync, name, label=who, ttl=job.ttl, engine=job.engine)
                         tasks.create_task(self.contend(name, election.lead))
                         continue
                     linger = 0.005 * job.share

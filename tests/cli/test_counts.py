@@ -26,8 +26,8 @@ def view(
     name: str = "x",
 ) -> NameView:  # fmt: skip
     """Return a name with so many holders and waiters."""
-    holders = tuple(HolderView(f"t{it}", None, "h", it, 1.0, 5.0, None, access=access) for it in range(held))
-    waiters = tuple(WaiterView(f"w{it}", None, "h", it, 2.0) for it in range(waiting))
+    holders = tuple(HolderView(f"t{it}", None, f"h:{it}", "h", it, 1.0, 5.0, None, access=access) for it in range(held))
+    waiters = tuple(WaiterView(f"w{it}", None, f"h:{it}", "h", it, 2.0) for it in range(waiting))
     return NameView(name, kind, "here", holders, waiters, held, waiting, limit, 0, None)
 
 

@@ -197,13 +197,13 @@ def test_top_needs_a_terminal(server: EmbeddedServer) -> None:
 
 def holder(token: str, **more: Any) -> HolderView:
     """Return a holder."""
-    return HolderView(**{"token": token, "identity": None, "host": "h", "pid": 1, "held_for": 1.0, "remaining": 5.0,
-                         "fence": 1} | more)  # fmt: skip
+    return HolderView(**{"token": token, "identity": None, "label": "h:1", "host": "h", "pid": 1,
+                         "held_for": 1.0, "remaining": 5.0, "fence": 1} | more)  # fmt: skip
 
 
 def named(*holders: HolderView, waiters: tuple[str, ...] = (), name: str = "x") -> NameView:
     """Return a lock."""
-    waiting = tuple(WaiterView(token, None, "h", 1, 2.0) for token in waiters)
+    waiting = tuple(WaiterView(token, None, "h:1", "h", 1, 2.0) for token in waiters)
     return NameView(name, "lock", "here", holders, waiting, len(holders), len(waiting), 1, 1 - len(holders), 1)
 
 

@@ -175,11 +175,11 @@ async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
         assert_type(majority, RedlockLease)
         assert_type(majority.held_on, int)
 
-    election = LeaderElection(sync, "name", identity=b"me", ttl=timedelta(seconds=10))
+    election = LeaderElection(sync, "name", label="me", ttl=timedelta(seconds=10))
     async with election.lead(timeout=5) as term:
         assert_type(term, Term)
         assert_type(term.number, int)
-        assert_type(term.identity, str)
+        assert_type(term.label, str)
     assert_type(await election.leader(), Leader | None)
     assert_type(await election.resign(), bool)
     async for leader in election.watch(every=0.5):

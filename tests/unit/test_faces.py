@@ -36,7 +36,7 @@ from redis_sync_aio.types import Transaction
 from ..support.inside import hub_options
 
 LEASE = {
-    *("name", "token", "fence", "identity", "weight"),
+    *("name", "token", "fence", "identity", "label", "weight"),
     *("lost", "wait_lost", "remaining", "check", "extend", "release"),
 }
 GUARDING = LEASE | {"transaction"}
@@ -50,7 +50,7 @@ def public(face: object) -> set[str]:
 
 def test_a_coordinator_shows_what_users_need() -> None:
     assert public(Coordinator) == {
-        *("from_url", "client", "aclose", "why_closed"),
+        *("from_url", "client", "label", "aclose", "why_closed"),
         *("connection_error", "connections", "statistics", "inspect", "ping"),
         *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch", "barrier"),
         *("robust_lock", "election", "fence_gate", "transaction", "watch_retry", "once", "once_per", "idempotent"),

@@ -43,9 +43,10 @@ def seconds(value: float | None, otherwise: str = "") -> str:
 
 
 def party(one: HolderView | WaiterView) -> str:
-    """Return who holds or waits: a process, an identity, or the value of another program."""
+    """Return who holds or waits: a process with its label, an identity, or the value of another program."""
     if one.host is not None:
-        found = f"{one.host}:{one.pid}" if one.identity is None else f"{one.identity}@{one.host}:{one.pid}"
+        process = f"{one.host}:{one.pid}"
+        found = process if one.label == process else f"{process} {one.label!r}"
     elif one.identity is not None:
         found = one.identity
     else:
