@@ -51,8 +51,9 @@ class Acquiring(Coroutine[Any, Any, T_co]):
     cancellation from outside, LeaseLost, the error of the release. The others are attached to it as notes. A body that
     was entered without a lease (``try_acquire()`` of a lock that is taken) gets None, and its end does nothing.
 
-    It is a coroutine, so `asyncio.create_task`, `asyncio.wait_for`, `asyncio.gather` and task groups take it. It may be
-    entered in one task and left in another (fixtures, exit stacks, generators).
+    It is a coroutine, so `asyncio.create_task`, `asyncio.wait_for`, `asyncio.gather` and task groups take it; those of
+    anyio from 4.14 on (before, start a coroutine function of your own that awaits it). It may be entered in one task
+    and left in another (fixtures, exit stacks, generators).
     """
 
     _task: TaskRef | None = None

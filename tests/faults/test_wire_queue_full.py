@@ -21,19 +21,22 @@ async def refused(w: Wired, arm: Arm) -> int:
     """Ask for what is held, and waited for by as many as may wait."""
     holder = await w.elsewhere().acquire()
     waiting = asyncio.create_task(w.elsewhere().acquire())
-    await w.queued(waiting=waiting)
-    arm(ACQUIRE)
-    with pytest.raises(QueueFull, match="1 request waits"):
-        await w.lock(max_waiting=1).acquire()
+    try:
+        await w.queued(waiting=waiting)
+        arm(ACQUIRE)
+        with pytest.raises(QueueFull, match="1 request waits"):
+            await w.lock(max_waiting=1).acquire()
 
-    async def alone() -> bool:
-        return (await w.elsewhere().statistics()).waiters == 1
+        async def alone() -> bool:
+            return (await w.elsewhere().statistics()).waiters == 1
 
-    await wait_until(alone, SOON, timeout=15)
-    await holder.release()
-    lease = await waiting
-    await lease.release()
-    return lease.fence
+        await wait_until(alone, SOON, timeout=15)
+        await holder.release()
+        lease = await waiting
+        await lease.release()
+        return lease.fence
+    finally:
+        waiting.cancel()  # if a step before has failed
 
 
 @pytest.mark.parametrize("mode", ["link", "plain"])

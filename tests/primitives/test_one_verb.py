@@ -24,7 +24,7 @@ MAKERS: Mapping[str, Callable[[Coordinator], Any]] = {
 }
 
 
-_ANYIO_TAKES_IT = tuple(map(int, version("anyio").split(".")[:2])) >= (4, 10)
+_ANYIO_TAKES_IT = tuple(map(int, version("anyio").split(".")[:2])) >= (4, 14)
 
 
 @pytest.fixture(params=MAKERS)

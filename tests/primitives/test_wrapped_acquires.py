@@ -85,8 +85,11 @@ async def helper(acquire: Acquire) -> None:
 
 
 async def anyio_group(acquire: Acquire) -> None:
+    async def start() -> None:  # older versions start native coroutines only
+        await acquire()
+
     async with anyio.create_task_group() as group:
-        group.start_soon(acquire)
+        group.start_soon(start)
 
 
 async def anyio_thread(acquire: Acquire) -> None:
