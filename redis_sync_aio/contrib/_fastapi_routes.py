@@ -32,6 +32,11 @@ def _routes(app: Starlette) -> Iterator[Any]:
             yield route
 
 
+def _methods(route: Any) -> Iterable[str]:
+    """Return the methods of a route; a websocket has none."""
+    return getattr(route, "methods", None) or ()
+
+
 def applications(app: Starlette) -> list[Starlette]:
     """Return ``app`` and the applications of Starlette that are mounted below it, also inside of middleware."""
     found: list[Any] = [app]
@@ -88,7 +93,7 @@ def check_ends(app: FastAPI, holding_of: HoldingOf, may_outlive: Collection[obje
     for route in (route for one in applications(app) for route in _routes(one)):
         for template, call in _too_early(route.dependant, holding_of):
             if call not in may_outlive:
-                method = "/".join(sorted(route.methods)) if getattr(route, "methods", None) else "WEBSOCKET"
+                method = "/".join(sorted(_methods(route))) or "WEBSOCKET"
                 logs.lease_ends_early(method, route.path, template, getattr(call, "__qualname__", repr(call)))
 
 
@@ -133,8 +138,7 @@ def describe_answers(app: FastAPI, holding_of: HoldingOf) -> None:
             held = [holding for it in _all(route.dependant) if (holding := holding_of(it.call)) is not None]
             statuses = [status for holding in held for status in holding.statuses]
             if statuses:
-                # A websocket has no methods.
-                _describe(schema["paths"].get(route.path_format, {}), route.methods or (), statuses)
+                _describe(schema["paths"].get(route.path_format, {}), _methods(route), statuses)
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
