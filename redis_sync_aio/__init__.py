@@ -4,8 +4,11 @@ The documentation: https://redis-sync-aio.github.io/redis-sync-aio/. P1 to P12, 
 [guarantees](https://redis-sync-aio.github.io/redis-sync-aio/guarantees/).
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from ._coordinator import Coordinator
 from ._core.backoff import Backoff, wait_until
+from ._core.redis_py_words import missing_name
 from ._core.version import __version__ as __version__
 from ._leases.lease import Lease
 from ._primitives.barrier import AsyncBarrier
@@ -70,3 +73,9 @@ __all__ = [
     "wait_until",
     "watch_retry",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+    def __getattr__(name: str) -> NoReturn:
+        missing_name(__name__, name)

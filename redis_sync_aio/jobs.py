@@ -47,6 +47,7 @@ from ._core.flight import Flight
 from ._core.keys import SlotState, lock_keys, mark_key
 from ._core.marks import BEGINNING, DONE, FINGERPRINT, NOT_KEPT, RESULT, is_done, is_forgotten
 from ._core.name_templates import check_template, escaped, names_from, text_of, without_fields
+from ._core.redis_py_words import explains_words_of_redis_py
 from ._core.slot_times import DAY, SlotName
 from ._leases.hold import leave_unentered
 from ._leases.lease import Lease
@@ -82,6 +83,7 @@ class Codec(Protocol):
     def loads(self, text: str, /) -> Any: ...
 
 
+@explains_words_of_redis_py
 def once(
     client: Client | CoordinatorLike,
     name: str,
@@ -251,6 +253,7 @@ class _Run:
         return said
 
 
+@explains_words_of_redis_py
 def once_per(
     client: ClientSource,
     name: str,
@@ -356,6 +359,7 @@ async def forget(client: Client | CoordinatorLike, name: str, *, slot: object = 
     return seen
 
 
+@explains_words_of_redis_py
 def idempotent(
     client: ClientSource,
     name: str,

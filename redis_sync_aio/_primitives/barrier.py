@@ -14,6 +14,7 @@ from .._acquire.binding import CoordinatorLike
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, count, ttl_ms
 from .._core.keys import Engine
+from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.replies import Answer
 from .._scripts.constants import Outcome
 from ..errors import BrokenBarrierError, LimitMismatch, SyncError
@@ -107,6 +108,7 @@ class AsyncBarrier:
         ```
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | CoordinatorLike,

@@ -28,6 +28,7 @@ from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, time
 from .._core.cancellation import undo_in
 from .._core.display import text
 from .._core.keys import LABEL_MARK, Engine, Keys, labelled
+from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.replies import Answer, PermitsView, read_permits
 from .._leases.choice import to_release
@@ -100,6 +101,7 @@ class Primitive(LeaseContext[L]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     def acquire(
         self,
         *,
@@ -171,6 +173,7 @@ class Primitive(LeaseContext[L]):
             return self._lease_type(grant, self._itself)
         return self._lease_type(await self._grant(request), self._itself)
 
+    @explains_words_of_redis_py
     def try_acquire(
         self, *, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
     ) -> Acquiring[L | None]:

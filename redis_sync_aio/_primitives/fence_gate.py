@@ -11,6 +11,7 @@ from .._client.settings import Client
 from .._core.arguments import Name, Seconds, ttl_ms
 from .._core.display import shown, text
 from .._core.keys import gate_keys
+from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.lease import BaseLease
 from ..errors import StaleFence
 
@@ -62,6 +63,7 @@ class FenceGate:
         ```
     """
 
+    @explains_words_of_redis_py
     def __init__(self, client: Client | CoordinatorLike, name: Name, *, keep: Seconds = timedelta(days=7)) -> None:
         self._source = client
         self._keys = keys_of(client, name, gate_keys).by("lua")

@@ -183,6 +183,7 @@ def synchronized(
     timeout: Seconds | None = None,
     on_busy: Literal["skip"],
 ) -> SynchronizeOrSkip: ...
+@explains_words_of_redis_py
 def synchronized(
     client: ClientSource,
     name: str,

@@ -137,6 +137,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, label: str | None = None
     ) -> Acquiring[MultiLease]:
@@ -172,6 +173,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             here = any(lock._leases() for lock in self._locks if lock.name == error.name)
             raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
 
+    @explains_words_of_redis_py
     def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[MultiLease | None]:
         """Return a lease, or None if one of the locks is held or somebody waits for it. One round trip.
 

@@ -14,6 +14,7 @@ from .._acquire.implicit import client_of
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, permits, ttl_ms
 from .._core.keys import Engine
+from .._core.redis_py_words import explains_words_of_redis_py
 from .._scripts.constants import HOUR_MS, TEN_YEARS_MS
 from .gate import Gate
 
@@ -61,6 +62,7 @@ class AsyncEvent:
         ```
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | CoordinatorLike,
@@ -171,6 +173,7 @@ class AsyncCountDownLatch:
         ```
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | CoordinatorLike,

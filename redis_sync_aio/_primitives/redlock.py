@@ -145,6 +145,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, label: str | None = None
     ) -> Acquiring[RedlockLease]:
@@ -183,6 +184,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         grant = await self._majority.acquire(wanted, math.inf if within is None else now() + within)
         return self._not_in_time(within) if grant is None else grant
 
+    @explains_words_of_redis_py
     def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[RedlockLease | None]:
         """Return a lease, or None if the lock is taken or somebody waits for it. Two round trips.
 

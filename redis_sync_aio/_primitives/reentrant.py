@@ -92,6 +92,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
+    @explains_words_of_redis_py
     def acquire(
         self,
         *,
@@ -136,6 +137,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
             raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
         return self._owned(LeaseGroup(key, (grant,)), identity)
 
+    @explains_words_of_redis_py
     def try_acquire(
         self, *, ttl: Seconds | None = None, identity: Hashable | None = None, label: str | None = None
     ) -> Acquiring[GuardingLease | None]:

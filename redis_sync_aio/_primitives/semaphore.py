@@ -198,6 +198,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         """
         return self._limit or None
 
+    @explains_words_of_redis_py
     def acquire(
         self,
         weight: int = 1,
@@ -229,6 +230,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         request = self._request(ttl, identity, timeout, self._check_weight(weight), label)
         return Acquiring(self._acquired(request), self._on_lost)
 
+    @explains_words_of_redis_py
     def try_acquire(
         self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
     ) -> Acquiring[Lease | None]:

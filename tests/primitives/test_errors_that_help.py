@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from redis.asyncio import Redis
 
+import redis_sync_aio
 from redis_sync_aio import (
     AcquireTimeout,
     AsyncBarrier,
@@ -21,14 +22,23 @@ from redis_sync_aio import (
     AsyncReadWriteLock,
     AsyncRedlock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
+    FenceGate,
+    LeaderElection,
     SyncError,
     Unreachable,
     WouldDeadlock,
+    idempotent,
+    once,
+    once_per,
+    synchronized,
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied, WrongContext, WrongKeyType
+
+from ..support.inside import NAMES_OF_OTHERS
 
 NAME = "job"
 
@@ -51,6 +61,78 @@ def test_words_of_redis_py(make: Make) -> None:
         make(Redis(), timeout=10)
     with pytest.raises(TypeError, match=r"has no argument 'blocking_timeout': .* acquire\(\)"):
         make(Redis(), blocking_timeout=10)
+
+
+@each_lock
+def test_an_acquire_in_words_of_redis_py(make: Make) -> None:
+    """Each call is answered with the right spelling, and sends nothing."""
+    lock = make(Redis())
+    wrong: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: lock.acquire(blocking=False), r"acquire\(\) has no argument 'blocking': use try_acquire\(\)"),
+        (lambda: lock.acquire(blocking_timeout=5), r"'blocking_timeout': how long to wait is timeout="),
+        (lambda: lock.acquire(token="me"), r"'token': each lease gets a token of its own, lease\.token"),
+        (lambda: lock.acquire(5, 5), r"acquire\(\) takes its arguments by name: .*acquire\(timeout=5\)"),
+        (lambda: lock.acquire(False, 5), r"acquire\(\), which waits, or try_acquire\(\), which does not"),
+        (lambda: lock.try_acquire(timeout=5), r"it never waits; acquire\(timeout=5\) waits for 5 seconds"),
+        (lambda: lock.try_acquire(blocking=False), r"'blocking': it never waits"),
+        (lambda: lock.acquire(timeout="5"), r"timeout must be seconds"),
+        (lambda: lock.acquire(unknown=5), r"unexpected keyword argument 'unknown'"),
+    )
+    for refused, right in wrong:
+        with pytest.raises(TypeError, match=right) as caught:
+            refused()
+        assert type(lock).__name__ in str(caught.value) or "timeout must" in right or "unexpected" in right
+
+
+def _swapped_redlock(clients: Any) -> object:
+    return AsyncRedlock(ORDERS, clients)
+
+
+ORDERS: Any = "orders"
+SEVERAL: Any = ["orders", "customers"]
+SWAPPED: dict[str, Callable[[Any], object]] = {
+    "AsyncLock": lambda client: AsyncLock(ORDERS, client),
+    "AsyncReentrantLock": lambda client: AsyncReentrantLock(ORDERS, client),
+    "AsyncRobustLock": lambda client: AsyncRobustLock(ORDERS, client),
+    "AsyncReadWriteLock": lambda client: AsyncReadWriteLock(ORDERS, client),
+    "AsyncSemaphore": lambda client: AsyncSemaphore(ORDERS, client, limit=3),
+    "AsyncMultiLock": lambda client: AsyncMultiLock(SEVERAL, client),
+    "AsyncRedlock": lambda client: _swapped_redlock([client, Redis(port=1)]),
+    "AsyncEvent": lambda client: AsyncEvent(ORDERS, client),
+    "AsyncCountDownLatch": lambda client: AsyncCountDownLatch(ORDERS, client, 3),
+    "AsyncBarrier": lambda client: AsyncBarrier(ORDERS, client, 3),
+    "LeaderElection": lambda client: LeaderElection(ORDERS, client),
+    "FenceGate": lambda client: FenceGate(ORDERS, client),
+    "synchronized": lambda client: synchronized(ORDERS, client),
+    "once": lambda client: once(ORDERS, client),
+    "once_per": lambda client: once_per(ORDERS, client),
+    "idempotent": lambda client: idempotent(ORDERS, client),
+}
+
+
+@pytest.mark.parametrize("client", [Redis(), Coordinator(Redis())], ids=["client", "coordinator"])
+@pytest.mark.parametrize("called", SWAPPED)
+def test_a_name_before_its_client_is_said_to_be_swapped(called: str, client: Any) -> None:
+    with pytest.raises(TypeError, match=rf"arguments of {called}\(\) are swapped: write {called}\(clients?, names?, "):
+        SWAPPED[called](client)
+
+
+@pytest.mark.parametrize("name", [*NAMES_OF_OTHERS, "LimitMismatch", "ReadSide"])
+def test_a_name_of_another_library_or_module_is_answered_with_the_import(name: str) -> None:
+    """The import that the error tells works."""
+    with pytest.raises(ImportError) as caught:
+        exec(f"from redis_sync_aio import {name}", {})
+    right = re.search("write `(.*)`", str(caught.value))
+    assert right is not None
+    exec(right[1], {})
+    with pytest.raises(AttributeError, match="write `from redis_sync_aio"):
+        getattr(redis_sync_aio, name)
+
+
+def test_a_name_that_nothing_has_is_missing_as_anywhere() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'Nothing' from 'redis_sync_aio'"):
+        exec("from redis_sync_aio import Nothing", {})
+    assert not hasattr(redis_sync_aio, "Lock")
 
 
 ADDRESS = "redis://user:secret@localhost"

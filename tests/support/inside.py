@@ -40,6 +40,7 @@ from redis_sync_aio._core.keys import (
     robust_keys,
     turn_key,
 )
+from redis_sync_aio._core.redis_py_words import NAMES_OF_OTHERS as NAMES_OF_OTHERS
 from redis_sync_aio._engine.commands import Commands, Delivery
 from redis_sync_aio._engine.replies import read_push
 from redis_sync_aio._engine.snapshot import (
