@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, Coordinator, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, Lease, NotHeld, wait_until
 from redis_sync_aio.contrib.aiohttp import REDIS, SYNC, answer_errors, cleanup_ctx_of, hold_lock, hold_permit
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -96,6 +96,20 @@ async def test_two_holds_of_a_name_in_a_request_are_one_lease(redis: Redis, othe
             async with session.get("/twice/1") as answer:
                 assert await answer.text() == "order:1"
             assert not await other.lock("order:1").locked()
+
+
+async def test_a_second_hold_of_a_lease_that_has_ended_is_refused(redis: Redis, other: Coordinator) -> None:
+    @hold_lock("order:{order_id:int}", timeout=0)
+    async def ended(request: web.Request, lease: Lease) -> web.Response:
+        await lease.release()
+        with pytest.raises(NotHeld):
+            await name_of(request)
+        return web.Response()
+
+    async with aiohttp_of(app_of(redis, ended=ended)) as port, session_of(port) as session:
+        async with session.get("/ended/1") as answer:
+            assert answer.status == 200
+        assert not await other.lock("order:1").locked()
 
 
 # -- names -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Router
 
-from redis_sync_aio import Coordinator, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, Lease, wait_until
 from redis_sync_aio.contrib.asgi import Limit
 from redis_sync_aio.contrib.fastapi import Scope, Sync, answer_errors, hold_lock, hold_permit, lifespan_of
 from redis_sync_aio.embedded import EmbeddedServer
@@ -311,19 +311,24 @@ async def test_a_group_of_such_errors_is_503_and_one_with_another_error_is_not(
     assert (told.__dict__["kind"], "'inner'" in told.message or "'other'" in told.message) == ("AcquireTimeout", True)
 
 
-async def test_a_handler_of_groups_that_the_application_has_is_left_alone(server: EmbeddedServer, redis: Redis) -> None:
+async def test_handlers_that_the_application_has_are_left_alone(server: EmbeddedServer, other: Coordinator) -> None:
     async def own(request: Request, error: Exception) -> Response:
         return Response(status_code=418)
 
-    app = FastAPI(lifespan=lifespan_of(server.client), exception_handlers={ExceptionGroup: own})
+    handlers: dict[Any, Any] = {ExceptionGroup: own, AcquireTimeout: own}
+    app = FastAPI(lifespan=lifespan_of(server.client), exception_handlers=handlers)
     answer_errors(app)
+
+    @app.get("/orders/{order_id}")
+    async def order(lease: NowOrNever) -> None: ...
 
     @app.get("/")
     async def read() -> None:
         raise ExceptionGroup("all of them", [LookupError()])
 
-    async with uvicorn_of(app) as port, client_of(port) as client:
+    async with uvicorn_of(app) as port, client_of(port) as client, other.lock("order:1"):
         assert (await client.get("/")).status_code == 418
+        assert (await client.get("/orders/1")).status_code == 418
 
 
 @pytest.mark.parametrize("kind", [FastAPI, Starlette, Router])
