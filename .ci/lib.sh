@@ -22,10 +22,17 @@ counted() {
     echo "$n" >> "$CI_WORK/passed"
 }
 
-# Install this package with extra $1 into .venv, which is made if there is none.
-needs() {
+# Install this package with what its tests need into .venv, which is made if there is none.
+needs_tests() {
     [ -x "$python" ] || python3 -m venv .venv
-    "$python" -m pip install -e ".[$1]"
+    "$python" -m pip install -e '.[test]'
+}
+
+# Install dependency group $1, too. The pip that comes with a Python before 3.14 knows no groups.
+needs_group() {
+    needs_tests
+    "$python" -m pip install 'pip>=25.1'
+    "$python" -m pip install --group "$1"
 }
 
 # The path of CPython $1, or nothing when it is not installed.
@@ -54,7 +61,7 @@ needs_oldest() {
     oldest=$CI_WORK/oldest/bin/python
     [ ! -x "$oldest" ] || return 0
     other=$(interpreter 3.12)
-    [ -n "$other" ] || { needs test; other=$python; }
+    [ -n "$other" ] || { needs_tests; other=$python; }
     echo "redis-py $redis, hiredis $hiredis and anyio $anyio, the oldest we admit, on $("$other" --version)"
     "$other" -m venv "$CI_WORK/oldest"
     "$oldest" -m pip install -e '.[test]' "redis[hiredis]==$redis.*" "hiredis==$hiredis.*" "anyio==$anyio.*"

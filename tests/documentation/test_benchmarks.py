@@ -371,7 +371,7 @@ def test_pictures_name_everything_in_plain_words() -> None:
 
 @pytest.mark.ci
 def test_bars_start_at_zero_and_the_longest_is_cut_visibly(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="it comes with the extra benchmarks")
+    pytest.importorskip("matplotlib", reason="it comes with the group benchmarks")
 
     def bar(label: str, value: float) -> Bar:
         return Bar(label, "peer", value, f"{value:g}", value, value)

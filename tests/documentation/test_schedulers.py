@@ -1,6 +1,6 @@
 """The schedulers of docs/recipes/cron.md: what that page shows runs, twice each, and the job runs once.
 
-They are installed with the extra `lint`; a test whose scheduler is not there is skipped.
+They are installed with the group `lint`; a test whose scheduler is not there is skipped.
 """
 
 from __future__ import annotations

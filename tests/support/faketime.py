@@ -4,7 +4,7 @@
     Popen(..., env=os.environ | clock.environment)
     clock.jump(-3600)                         # from now on, for all of them
 
-It needs ``pip install 'redis_sync_aio[clocks]'``, which needs make and a C compiler.
+It needs ``pip install --group clocks``, which needs make and a C compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def library() -> Path:
     for place in found.submodule_search_locations or () if found else ():
         for path in Path(place).rglob(name):
             return path
-    raise LookupError("no libfaketime: pip install 'redis_sync_aio[clocks]' (needs make and a C compiler)")
+    raise LookupError("no libfaketime: pip install --group clocks (needs make and a C compiler)")
 
 
 class FakeClock:

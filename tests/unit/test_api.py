@@ -21,7 +21,7 @@ BROKEN = "redis_sync_aio/_lock.py: Lock.__init__(ttl): Parameter was removed"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Return a repository whose public class is defined in a private module, as many of ours are."""
-    pytest.importorskip("griffe", reason="it comes with the extra docs")
+    pytest.importorskip("griffe", reason="it comes with the group docs")
     shutil.copytree(GATE, tmp_path / ".ci")
     (tmp_path / ".ci" / "breakages.txt").write_text("# none\n", "utf-8")
     (tmp_path / "redis_sync_aio").mkdir()

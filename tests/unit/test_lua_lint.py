@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("luaparser", reason="it comes with the lint extra")
+pytest.importorskip("luaparser", reason="it comes with the group lint")
 
 from redis_sync_aio._scripts import Line, lines
 from redis_sync_aio._scripts.constants import put_in

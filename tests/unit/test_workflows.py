@@ -25,6 +25,8 @@ def test_workflows_name_stages_options_extras_and_folders_that_there_are() -> No
         }
         named |= {stage for words in re.findall(r"stage: \[(.*)\]", text) for stage in words.split(", ")}
         missing += [f"{path.name}: no stage {stage}" for stage in named - stages]
+        groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+        missing += [f"{path.name}: no group {group}" for group in set(re.findall(r"--group (\w+)", text)) - set(groups)]
         missing += [f"{path.name}: no extra {extra}" for extra in set(re.findall(r"'\.\[(\w+)\]'", text)) - extras]
         for command in re.findall(r"-m pytest (.*)$|options: \[(.*)\]", text, re.M):
             used = set(re.findall(r"--[a-z-]+", " ".join(command)))
