@@ -33,9 +33,9 @@ from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from ._acquire.acquisition import acquire
-from ._acquire.healing import LAST_LOOK
 from ._acquire.implicit import hub_of, keys_of
 from ._acquire.request import Request
+from ._acquire.waits import LAST_LOOK
 from ._client.error_replies import redis_errors
 from ._client.resp import Reply
 from ._client.settings import Client, RedisClient, encode

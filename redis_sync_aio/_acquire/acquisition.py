@@ -300,7 +300,8 @@ class Acquisition:
         if self.taker.done():
             return  # granted in the same turn of the loop: the grant wins
         if self._placed:
-            self._resource.look_last(self._give_up)
+            # `compat.Lock`, which looks more often, just answers False.
+            self._resource.look_last(self._give_up, name_holders=self.look_every == inf)
         else:
             self._give_up()
 

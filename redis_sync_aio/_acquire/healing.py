@@ -16,9 +16,7 @@ from .._core.backoff import Backoff
 from .._core.clock import EARLY, now
 from .._scripts.constants import Look
 from .._transport.call import Call
-
-LAST_LOOK = 0.25
-"""Seconds within which the look at the end of a timeout has to be answered."""
+from .waits import LAST_LOOK
 
 
 class HealingHub(Protocol):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from .._client.resp import Argument
 from .._core.clock import now
 from .._core.display import text
-from .._core.keys import Endpoint, Keys, PermitKeys
+from .._core.keys import NEVER_HELD, Endpoint, Keys, PermitKeys
 from .._leases.choice import deadlock
 from .._leases.grant import Grant
 from .._leases.held import HeldLeases
@@ -211,8 +212,15 @@ class Resource:
         if self.acquisitions:
             self._healing.look_in(0.0)
 
-    def look_last(self, then: Callable[[], None]) -> None:
-        """Look once more at the end of a timeout, and call ``then`` after the answer; see `Healing.look_last`."""
+    def look_last(self, then: Callable[[], None], *, name_holders: bool = True) -> None:
+        """Look once more at the end of a timeout, and call ``then`` after the answer; see `Healing.look_last`.
+
+        If others hold it, and ``name_holders``, they are asked for before that: see `Waits.ask_holders`.
+        """
+        waits, keys = self.waits, self.keys
+        never_held = isinstance(keys, PermitKeys) and keys.kind in NEVER_HELD
+        if name_holders and waits is not None and not (never_held or self.leases or self.hub.connection_error_of(keys)):
+            then = partial(waits.ask_holders, then)
         self._healing.look_last(then)
 
     def reroute(self) -> Iterator[None]:

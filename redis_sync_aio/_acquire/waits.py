@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import ReferenceType, ref
 
+from .._client.resp import Reply
 from .._core import logs
 from .._core.clock import now
 from .._core.display import not_a_lock, shown, text
-from .._core.keys import CLOSED, Keys, Maker, PermitKeys
+from .._core.keys import CLOSED, Keys, Maker, PermitKeys, described
 from .._engine.commands import Commands, Delivery
 from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
 from .._leases.grant import Grant
@@ -37,6 +38,8 @@ EVERY = 2.5
 """Seconds between two looks at the waiters."""
 SILENCE = 60.0
 """Seconds between two log lines about one name."""
+LAST_LOOK = 0.25
+"""Seconds within which a question at the end of a timeout has to be answered."""
 LISTED = 5
 HOLDERS = 1000
 """Most readers among which that of the waiting task is found."""
@@ -86,6 +89,9 @@ class Waits:
 
     data: str | None = None
     """What to say of a lock's key, if this package did not write it and it has no ttl."""
+    held_by = ""
+    """The holders, as the server has just told them, while errors of waiters whose time is up are made."""
+    _late: asyncio.TimerHandle | None = None
     _asked = False
     _quiet_until = -math.inf
 
@@ -94,6 +100,7 @@ class Waits:
         self._marks: list[Mark] = []
         self._mark(list(resource.waiters()))
         self._timer = resource.hub.loop.call_later(EVERY, self._look)
+        self._timed_out: list[Callable[[], None]] = []  # functions to call when the holders are known
 
     def end(self) -> None:
         """Stop looking."""
@@ -108,6 +115,29 @@ class Waits:
     def _found_endless(self, call: Call) -> None:
         if call.error is None:
             self.data = data_in(self._resource.keys, read_inspect(call.reply))
+
+    def ask_holders(self, then: Callable[[], None]) -> None:
+        """Ask for the holders, since a waiter's time is up, and call ``then`` after the answer, or soon without one.
+
+        One question serves all whose time ends until it is answered.
+        """
+        self._timed_out.append(then)
+        if len(self._timed_out) == 1:
+            self._late = self._resource.hub.loop.call_later(LAST_LOOK, self._tell_holders, "")
+            self._inspect(self._found_holders)
+
+    def _found_holders(self, call: Call) -> None:
+        # It may be late, and the answer to an earlier question: then it serves those whose time is up now.
+        self._tell_holders("" if call.error is not None else _holders_in(self._resource.keys, call.reply))
+
+    def _tell_holders(self, held_by: str) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self.held_by = held_by
+        waiters, self._timed_out = self._timed_out, []
+        for then in waiters:
+            then()
+        self.held_by = ""
 
     def find_deadlock(self) -> None:
         """End the wait of a task for itself: a body of it holds the same by another client, coordinator or engine.
@@ -181,6 +211,16 @@ class Waits:
         logs.waiting_long(resource.name, now() - mark.since, holder, waiting, itself)
 
 
+def _holders_in(keys: Keys, reply: Reply) -> str:
+    """Return the holders that an answer about a name shows, as people know them; empty if there is none."""
+    if not isinstance(keys, PermitKeys):
+        holder = read_inspect(reply).holder
+        return "" if holder is None else described(holder)
+    view = read_permits(reply)
+    more = " and others" if sum(permit.weight for permit in view.permits) < view.used else ""
+    return ", ".join(dict.fromkeys(described(permit.token) for permit in view.permits)) + more
+
+
 def _lock_holder(view: LockView) -> str:
     if view.holder is None:
         return "nobody holds it at this moment"
@@ -216,6 +256,7 @@ def timeout_error(
     if isinstance(resource.keys, PermitKeys) and (closed := CLOSED.get(resource.keys.kind)):
         return WaitTimeout(name=resource.name, within=within, answered=answered, closed=closed)
     own = sum(lease.weight for lease in resource.leases)
+    held_by = "" if resource.waits is None else resource.waits.held_by
     remaining = resource.holder_remaining()
     if weight and permits != WRITER_WEIGHT:
         return AcquireTimeout.of_permits(
@@ -226,6 +267,7 @@ def timeout_error(
             weight=weight,
             limit=permits,
             held_here=own,
+            held_by=held_by,
         )
     return AcquireTimeout.of_lock(
         resource.name,
@@ -235,4 +277,5 @@ def timeout_error(
         held_here=own > 0,
         reads_here=weight == WRITER_WEIGHT > own if isinstance(resource.keys, PermitKeys) else None,
         data=None if resource.waits is None else resource.waits.data,
+        held_by=held_by,
     )

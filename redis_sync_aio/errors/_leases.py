@@ -24,10 +24,21 @@ class AcquireTimeout(SyncError, TimeoutError):
         remaining: Seconds until the lease of the present holder ends if it is not renewed, as far as this process or
             the last answer of the server can tell. None: not known, or forever. A hint for ``Retry-After``.
         answered: Whether Redis had answered. False: it is not known whether the lock was free.
+        held_by: The holders as people know them: ``web-3:812 'nightly import'``, with the label if there is one. The
+            server is asked for them at the end of a ``timeout``. Empty: not known, or this process.
     """
 
-    def __init__(self, message: str, *, name: str, remaining: float | None = None, answered: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str,
+        remaining: float | None = None,
+        answered: bool = True,
+        held_by: str = "",
+    ) -> None:
         super().__init__(message)
+        self.held_by = held_by
         self.name = name
         self.remaining = remaining
         self.answered = answered
@@ -42,6 +53,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         held_here: bool,
         reads_here: bool | None = None,
         data: str | None = None,
+        held_by: str = "",
     ) -> AcquireTimeout:
         """Return the error for a lock, or a side of a read/write lock, that was not granted in time.
 
@@ -53,6 +65,7 @@ class AcquireTimeout(SyncError, TimeoutError):
             held_here: This process holds it.
             reads_here: Of a read/write lock: this process reads it, and wants to write. None: it has no sides.
             data: What to say of its key, if that is no lock.
+            held_by: The attribute.
         """
         failed = f"{name!r} was not {'free' if answered else 'granted'}{_within(within)}"
         if not answered:
@@ -63,8 +76,8 @@ class AcquireTimeout(SyncError, TimeoutError):
                 use = RELEASE_TO_WRITE if reads_here else "go on with that lease"
             why = _held_here("it", use)
         else:
-            why = _held_elsewhere("it") if data is None else data
-        return AcquireTimeout(f"{failed}: {why}", name=name, remaining=remaining, answered=answered)
+            why = _held_elsewhere("it", held_by) if data is None else data
+        return AcquireTimeout(f"{failed}: {why}", name=name, remaining=remaining, answered=answered, held_by=held_by)
 
     @staticmethod
     def of_permits(
@@ -76,6 +89,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         weight: int,
         limit: int,
         held_here: int,
+        held_by: str = "",
     ) -> AcquireTimeout:
         """Return the error for permits that were not granted in time.
 
@@ -87,13 +101,14 @@ class AcquireTimeout(SyncError, TimeoutError):
             weight: The permits that were asked for.
             limit: All that there are, or 0 if the caller left that to the server.
             held_here: The permits that this process holds.
+            held_by: The attribute.
         """
         if not answered:
             why = f"{name!r} was not granted{_within(within)}: {no_answer(name)}"
         else:
             why = f"{name!r} did not have {weight} of its {f'{limit} ' if limit else ''}permits free{_within(within)}: "
-            why += _held_here(f"{held_here} of them", "") if held_here else _held_elsewhere("them")
-        return AcquireTimeout(why, name=name, remaining=remaining, answered=answered)
+            why += _held_here(f"{held_here} of them", "") if held_here else _held_elsewhere("them", held_by)
+        return AcquireTimeout(why, name=name, remaining=remaining, answered=answered, held_by=held_by)
 
     @staticmethod
     def taken(name: str, *, remaining: float | None, weight: int = 0, data: str | None = None) -> AcquireTimeout:
@@ -115,12 +130,13 @@ class AcquireTimeout(SyncError, TimeoutError):
         if not cause.answered:
             why = no_answer(cause.name)
         else:
-            why = _held_here(repr(cause.name), "") if held_here else _held_elsewhere(repr(cause.name))
+            why = _held_here(repr(cause.name), "") if held_here else _held_elsewhere(repr(cause.name), cause.held_by)
         return AcquireTimeout(
             f"could not acquire all of {listed(names)}{_within(within)}: {why}",
             name=cause.name,
             remaining=cause.remaining,
             answered=cause.answered,
+            held_by=cause.held_by,
         )
 
     @staticmethod
@@ -155,7 +171,9 @@ def _held_here(it: str, use: str) -> str:
     return f"this process holds {it}. {itself}; else {_LONGER}"
 
 
-def _held_elsewhere(it: str) -> str:
+def _held_elsewhere(it: str, held_by: str = "") -> str:
+    if held_by:
+        return f"{'' if it in ('it', 'them') else f'{it} is '}held by {held_by}; {_LONGER}"
     return f"others hold {it} or wait for {'them' if it == 'them' else 'it'}; {_LONGER}"
 
 

@@ -261,7 +261,7 @@ async def test_a_timeout_says_how_many_of_how_many(sync: Coordinator, other: Coo
         errors = await asyncio.gather(*(sem.acquire(2, timeout=2) for sem in sems), return_exceptions=True)
     for error, words in zip(errors, expected.values(), strict=True):
         assert isinstance(error, AcquireTimeout)
-        assert f"{NAME!r} {words} within 2.0 seconds: others hold them" in str(error)
+        assert f"{NAME!r} {words} within 2.0 seconds: held by " in str(error)
     await all_free(sems[0])
 
 

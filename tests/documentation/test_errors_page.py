@@ -7,6 +7,7 @@ import inspect
 import logging
 import pkgutil
 import re
+import socket
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +46,10 @@ def quoted(entry: str) -> str:
 
 
 def plain(message: str) -> str:
-    """A message in one line; its numbers are not compared."""
-    return re.sub(r"\d+", "0", re.sub(r"\s+", " ", message)).strip()
+    """A message in one line; its numbers, and the name of this machine, are not compared."""
+    return re.sub(
+        r"\d+", "0", re.sub(r"\s+", " ", message.replace(f" {socket.gethostname()[:32]}:", " web-3:"))
+    ).strip()
 
 
 def public_errors() -> set[str]:

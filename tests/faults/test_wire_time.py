@@ -398,7 +398,7 @@ async def test_a_timeout_does_not_blame_others_unheard(server: EmbeddedServer, m
             await w.lock().acquire(timeout=0.05)
         rule.release.set()
         async with w.elsewhere(), asyncio.timeout(5):
-            with pytest.raises(AcquireTimeout, match="others hold it"):
+            with pytest.raises(AcquireTimeout, match=r"others hold it|held by"):
                 await asyncio.create_task(w.lock().acquire(timeout=0.2))
         lease = await w.lock().acquire()
         with pytest.raises(AcquireTimeout, match="waits for itself: use AsyncReentrantLock"):

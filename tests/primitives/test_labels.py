@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncRedlock, Coordinator, LeaderElection, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncRedlock, Coordinator, LeaderElection, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import NameView, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Released, Requested, Withdrawn, observe_all
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST
+from ..support.proxy import ERROR, HOLD_REPLY, PASS
+from ..support.wired import INSPECT, Wired, wired
 
 HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
 LABEL = "nightly import"
@@ -152,6 +155,70 @@ async def test_events_have_the_label(redis: Redis) -> None:
         return [(Requested, label), (Granted, label), *inside, (Released, label)]
 
     assert told == [*around("billing", *late), *around(LABEL, *late), *around("both"), *around("")]
+
+
+PATIENT = {
+    "lock": "'x' was not free within 1.0 seconds: held by {}; wait longer, or look at statistics() for the holders",
+    "lock without scripts": "'x' was not free within 1.0 seconds: held by {}; wait longer",
+    "lock that is shared": "'x' was not free within 1.0 seconds: held by {}; wait longer",
+    "semaphore": "'x' did not have 1 of its 1 permits free within 1.0 seconds: held by {}; wait longer",
+    "write side": "'x' was not free within 1.0 seconds: held by {}; wait longer",
+    "multi-lock of two": "could not acquire all of 'x', 'y' within 1.0 seconds: 'x' is held by {}; wait longer",
+}
+
+
+@pytest.mark.parametrize("kind", PATIENT)
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_an_acquire_timeout_names_the_holder(
+    sync: Coordinator, make_client: MakeClient, kind: str, push: Push
+) -> None:
+    async with Coordinator(make_client(), push=push) as other:
+        await other.lock("connected").locked()
+        for label, holder in ((LABEL, f"{HERE} '{LABEL}'"), (None, HERE)):
+            lease = await MAKE[kind](sync).acquire(label=label)
+            with pytest.raises(AcquireTimeout) as raised:
+                await MAKE[kind](other).acquire(timeout=1)
+            assert raised.value.held_by == holder
+            assert str(raised.value).startswith(PATIENT[kind].format(holder))
+            await lease.release()
+
+
+async def test_an_acquire_timeout_names_identities_and_several_holders(sync: Coordinator, other: Coordinator) -> None:
+    for name in ("a", "b", "c"):
+        await sync.semaphore("x", 3).acquire(identity=name)
+    with pytest.raises(AcquireTimeout) as raised:
+        await other.semaphore("x", 3).acquire(timeout=1)
+    assert raised.value.held_by == "'a', 'b', 'c'"
+
+
+async def held_by(w: Wired, waiters: int) -> tuple[set[str], int]:
+    """Let so many time out together; return what their errors say, and how many questions were sent for that."""
+    asked = w.proxy.on(INSPECT, PASS, times=None)
+    tasks = [asyncio.create_task(w.lock().acquire(timeout=1)) for _ in range(waiters)]
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    asked.cancel()
+    return {error.held_by if isinstance(error, AcquireTimeout) else repr(error) for error in errors}, asked.hits
+
+
+async def test_waiters_whose_time_ends_together_ask_once(server: EmbeddedServer) -> None:
+    async with wired(server, response_timeout=60) as w, w.elsewhere():
+        found, asked = await held_by(w, 50)
+        assert found == {HERE}
+        assert 1 <= asked < 25
+
+
+@pytest.mark.parametrize("action", [ERROR("NOPERM not you"), HOLD_REPLY], ids=["refused", "not answered"])
+async def test_an_acquire_timeout_comes_without_the_holder_if_that_is_not_known(
+    server: EmbeddedServer, action: Any
+) -> None:
+    async with wired(server, response_timeout=60) as w, w.elsewhere():
+        rule = w.proxy.on(INSPECT, action, times=None)
+        with pytest.raises(AcquireTimeout, match="others hold it or wait for it") as raised:
+            await w.lock().acquire(timeout=1)
+        assert raised.value.held_by == ""
+        assert rule.hits > 0
+        if rule.action is HOLD_REPLY:
+            rule.release.set()
 
 
 async def test_a_redlock_has_its_label_on_every_server() -> None:

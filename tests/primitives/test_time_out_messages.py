@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +44,7 @@ async def test_a_server_out_of_reach(share: bool) -> None:
         assert str(cause) == str(trouble)
 
 
+HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
 ITSELF = "If the holder is the very task that asks, it waits for itself"
 
 
@@ -56,7 +59,7 @@ async def test_permits_that_this_process_holds(sync: Coordinator, other: Coordin
     ours, theirs = (AsyncSemaphore(one, NAME, limit=3, share=share) for one in (sync, other))
     async with ours.acquire(2), ours:
         assert f"this process holds 3 of them. {ITSELF}" in await message(ours)
-        assert "others hold them" in await message(theirs)
+        assert f"held by {HERE}; wait longer" in await message(theirs)
 
 
 @pytest.mark.parametrize("names", [["a", "b"], ["{t}:a", "{t}:b"]])
@@ -97,7 +100,7 @@ async def test_a_side_that_this_process_holds(
     ours, theirs = AsyncReadWriteLock(sync, NAME), AsyncReadWriteLock(other, NAME)
     lease = await SIDES[held](ours).acquire()  # without a body: it may be for another task to release
     assert f"this process holds it. {ITSELF}: {use}" in await message(SIDES[asked](ours))
-    assert "others hold it or wait for it" in await message(SIDES[asked](theirs))
+    assert f"held by {HERE}; wait longer" in await message(SIDES[asked](theirs))
     await lease.release()
 
 
@@ -141,7 +144,7 @@ async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Co
         assert "another task, or owner, of this process holds it" in told
         assert "acquire(identity=...)" in told
         assert "AsyncReentrantLock" not in told
-        assert "others hold it" in await asyncio.create_task(message(theirs))
+        assert f"held by {HERE}; wait longer" in await asyncio.create_task(message(theirs))
         with pytest.raises(TypeError, match="an identity for 'job' must be hashable"):
             await ours.acquire(identity=[])  # type: ignore[arg-type]
 
@@ -150,7 +153,8 @@ async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Co
 async def test_one_of_several_that_this_process_holds(sync: Coordinator, other: Coordinator, timeout: float) -> None:
     lease = await AsyncLock(sync, "b").acquire()  # without a body: it may be for another task to release
     assert f"this process holds 'b'. {ITSELF}" in await message(AsyncMultiLock(sync, ["a", "b"]), timeout)
-    assert "others hold 'b' or wait for it" in await message(AsyncMultiLock(other, ["a", "b"]), timeout)
+    theirs = f"'b' is held by {HERE};" if timeout else "others hold 'b' or wait for it"
+    assert theirs in await message(AsyncMultiLock(other, ["a", "b"]), timeout)
     await lease.release()
 
 

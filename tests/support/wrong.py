@@ -55,7 +55,7 @@ Raises = Callable[[Situation], Awaitable[object]]
 
 
 async def acquire_timeout(it: Situation) -> None:
-    await it.other.lock(NAME).acquire()
+    await it.other.lock(NAME).acquire(label="nightly import")
     await it.sync.lock(NAME).locked()  # it is connected: the timeout is for the holder alone
     await it.sync.lock(NAME).acquire(timeout=2.0)
 
