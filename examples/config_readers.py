@@ -1,8 +1,8 @@
 """A configuration in several keys, read by many tasks and changed by one: no reader ever sees half of a change.
 
 - Readers share: ``read()``.
-- A reader that finds the configuration out of date releases ``read()``, takes ``write()`` and looks again: another one
-  may have been quicker.
+- A reader that finds the configuration out of date releases ``read()`` and takes ``write()``. Another one may have been
+  quicker: ``previous_fence`` tells, and then it looks again.
 - A change from outside takes ``write()`` and then *downgrades*: it checks its writes while others already read, and no
   other process can have written in between.
 
@@ -50,10 +50,11 @@ class Config:
 
     async def refresh(self, newest: int) -> bool:
         """Bring the configuration up to date; return whether there was anything to do."""
-        if min(await self.read()) >= newest:
-            return False
-        async with self._lock.write() as writer:  # the others finish reading, then we are alone
+        async with self._lock.read() as reader:
             if min(await self._load()) >= newest:
+                return False
+        async with self._lock.write() as writer:  # the others finish reading, then we are alone
+            if writer.previous_fence != reader.fence and min(await self._load()) >= newest:
                 return False
             await self._store(newest, writer)
         return True

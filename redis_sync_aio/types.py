@@ -9,7 +9,7 @@ from ._coordinator import CoordinatorStatistics, HeldHere, Push, WaitingHere
 from ._core.arguments import Json, Name, Seconds
 from ._core.keys import Engine
 from ._leases.hold import Acquiring, OnLost
-from ._leases.lease import BaseLease, GuardingLease
+from ._leases.lease import BaseLease, GuardingLease, WriteLease
 from ._primitives.election import Leader, Term
 from ._primitives.lock import LockStatistics
 from ._primitives.multilock import MultiLease
@@ -62,5 +62,6 @@ __all__ = [
     "ValkeyClient",
     "WaitingHere",
     "WatchRetry",
+    "WriteLease",
     "WriteSide",
 ]

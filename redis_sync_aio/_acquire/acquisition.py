@@ -141,11 +141,14 @@ class Acquisition:
     def _decided(self, answer: Answer, call: Call) -> None:
         request = self._request
         ours = request.token is None or call.ambiguous
-        if answer.outcome is Outcome.OWN and ours:
+        if answer.outcome is Outcome.GRANTED:
+            self._granted(answer.number, call.sent, inf if answer.left is None else answer.left, True, answer.previous)
+        elif answer.outcome is Outcome.OWN and ours:
             self.unheard = True
             # Another request of the same identity may live on this grant.
             new = request.identity is None or answer.number == self._pushed_fence
-            self._granted(answer.number, call.sent, inf if answer.left is None else answer.left, new)
+            left = inf if answer.left is None else answer.left
+            self._granted(answer.number, call.sent, left, new, answer.previous)
             if self._lease is not None and request.weight:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
@@ -220,7 +223,7 @@ class Acquisition:
             self._drop_call()
             self.contended |= push.contended
             if granted <= now():
-                self._granted(push.fence, granted, push.duration or inf)
+                self._granted(push.fence, granted, push.duration or inf, True, push.previous)
             else:  # The server's clock was set ahead meanwhile: only what is left of the grant is known.
                 self._pushed_fence = push.fence
                 self.recheck()
@@ -236,9 +239,10 @@ class Acquisition:
             self.call.forget()
             self.call = None
 
-    def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
+    def _granted(self, fence: int, since: float, duration: float, new: bool = True, previous: int = 0) -> None:
         """Take a grant, which began at ``since`` (local clock, or earlier) and lasts ``duration`` seconds.
 
+        ``previous``: the fence of the writer before this one; 0: none is known, or this is no writer.
         An identity may have it for another time than it asked for: it joins what another request was granted.
         """
         request, resource = self._request, self._resource
@@ -261,6 +265,8 @@ class Acquisition:
                 self._again()
             return
         lease = self._lease = resource.hold(request, self.token, fence, deadline, duration)
+        if previous:
+            lease.previous_fence = previous
         if self._queued:
             lease.queued = True
         if self._replayed and not request.reusable:  # a token that is used again must not be marked as spent
@@ -360,10 +366,12 @@ class Acquisition:
             self._withdraw_ticket()
         elif plain_grant(call.reply):
             self._decline(call.reply)
-        elif read_acquire(call.reply).number == self._pushed_fence != 0:
-            self._decline(self._pushed_fence)
         else:
-            self._withdraw_ticket()
+            answer = read_acquire(call.reply)
+            if answer.outcome is Outcome.GRANTED or answer.number == self._pushed_fence != 0:
+                self._decline(answer.number)
+            else:
+                self._withdraw_ticket()
         if self._resource.identities is not None:
             self._resource.identities.settle(self.token)
 

@@ -46,12 +46,12 @@ class Attachment(Acquisition):
         else:
             super().task_cancelled(future)
 
-    def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
+    def _granted(self, fence: int, since: float, duration: float, new: bool = True, previous: int = 0) -> None:
         if self.taker.done():  # cancelled, and its task has not run since
             self._leave()
             self._undo_all()
         else:
-            super()._granted(fence, since, duration, new)
+            super()._granted(fence, since, duration, new, previous)
 
     def _undo_all(self) -> None:
         resource = self._resource

@@ -108,6 +108,10 @@ class PermitDraft(QueueDraft):
     def next_fence(self, weight: int) -> int:
         return max(self.fence + 1, self.now) if self.fenced(weight) or self.fence == 0 else self.fence
 
+    def previous(self, weight: int) -> int | None:
+        """Return the fence of the last writer for a new writer, None for any other permit."""
+        return self.fence if weight == WRITER_WEIGHT else None
+
     def reserve(self, weight: int, fences: int) -> int:
         """Reserve ``fences`` more fences for a permit that is held; return the first, 0 if there are none."""
         if not fences or not self.fenced(weight):
@@ -118,7 +122,7 @@ class PermitDraft(QueueDraft):
 
     def hold(self, token: bytes, weight: int, ms: int, fence: int) -> None:
         self.used += weight
-        self.permits[token] = Permit(weight, fence, self.now + ms * 1000)
+        self.permits[token] = Permit(weight, fence, self.now + ms * 1000, self.previous(weight))
         shares = Sharer.of(token) is not None
         last = fence + FENCE_RANGE - 1 if shares and self.fenced(weight) else fence
         self.known_limit, self.fence, self.shared = self.limit, max(self.fence, last), self.shared or shares
@@ -202,6 +206,8 @@ class PermitDraft(QueueDraft):
         together = following is not None and following.inbox == ticket.inbox
         number = following.number if following is not None and together else 0  # 0: another process waits
         more = b" %d %d" % (number, then) if behind else b""
+        previous = self.previous(weight)
+        more += b"" if previous is None else b" %d" % previous
         if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more) or self.limit == OPEN_LIMIT:
             self.hold(ticket.token, weight, ticket.claim_ms, fence)
             if following is not None and following.inbox and not together:
@@ -214,7 +220,8 @@ class PermitDraft(QueueDraft):
 
     def own(self, token: bytes) -> PermitDecision:
         own = self.permits[token]
-        return self.decide((Outcome.OWN, own.fence, self.left(own.until), self.now, own.weight))
+        previous = () if own.previous is None else (own.previous,)
+        return self.decide((Outcome.OWN, own.fence, self.left(own.until), self.now, own.weight, *previous))
 
     def line_up(
         self,
@@ -299,12 +306,14 @@ def _grant(draft: PermitDraft, token: bytes, ttl_ms: int, member: bytes, weight:
     queued = member in draft.queue
     if queued:
         draft.leave(member)
-    fence = draft.next_fence(weight)
+    fence, previous = draft.next_fence(weight), draft.previous(weight)
     draft.hold(token, weight, ttl_ms, fence)
     if queued:
         draft.settle()  # the next waiter may fit, too
     if draft.queue:
         draft.tell_contended(token)
+    if previous is not None:
+        return draft.decide((Outcome.GRANTED, fence, ttl_ms, draft.now, weight, previous))
     return draft.decide(fence)
 
 
@@ -314,7 +323,7 @@ def downgrade(before: PermitSnapshot, token: bytes) -> PermitDecision:
     held = draft.weight(token)
     if held > 1:
         draft.used += 1 - held
-        draft.permits[token] = replace(draft.permits[token], weight=1)
+        draft.permits[token] = replace(draft.permits[token], weight=1, previous=None)
     draft.settle()
     return draft.decide(Released.RELEASED if held else Released.GONE)
 

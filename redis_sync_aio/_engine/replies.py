@@ -15,12 +15,13 @@ class Answer(NamedTuple):
     """A decoded answer of an acquire script, other than a plain grant."""
 
     outcome: Outcome
-    # QUEUED: 1 if the ticket is new in the queue; OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit; QUEUE_FULL:
-    # how many tickets there are
+    # QUEUED: 1 if the ticket is new in the queue; GRANTED, OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit;
+    # QUEUE_FULL: how many tickets there are
     number: int
     left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
     server_time: float  # seconds
-    more: int  # BUSY, QUEUED: a Look; OWN: the permit's weight; MISMATCH: 1 if the limit was set by a resize
+    more: int  # BUSY, QUEUED: a Look; GRANTED, OWN: the weight; MISMATCH: 1 if the limit was set by a resize
+    previous: int = 0  # of a writer: the fence of the writer before it; 0: the server remembers none
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ def plain_grant(reply: Reply) -> bool:
 
 def read_acquire(reply: Reply) -> Answer:
     """Decode any other reply of an acquire script."""
-    outcome, number, left, micros, more = reply
-    return Answer(_OUTCOMES[outcome], number, _left(left), micros / 1e6, more)
+    outcome, number, left, micros, more, *previous = reply
+    return Answer(_OUTCOMES[outcome], number, _left(left), micros / 1e6, more, *previous)
 
 
 def left_free(reply: Reply) -> bool:
@@ -120,6 +121,7 @@ class Pushed(NamedTuple):
     contended: bool  # whether other requests wait for it
     following: int  # the number of the next ticket, if it is of this process; else 0
     next_duration: float  # until the end of the lease that this ticket waits for
+    previous: int = 0  # as in `Answer`
 
 
 def read_push(payload: bytes) -> Pushed:
@@ -127,8 +129,10 @@ def read_push(payload: bytes) -> Pushed:
     if len(payload) > MESSAGE_BYTES:
         raise ValueError("too long")
     number, fence, micros, ms, *more = map(int, payload.split())
+    previous = more.pop() if len(more) % 2 else 0  # the rest comes in pairs
     following = more[0] if more else 0
     then = more[1] if len(more) > 1 else ms
-    if not (CONTENDED <= fence < FENCES and 0 <= micros < FENCES and -FENCES < ms < FENCES and -FENCES < then < FENCES):
+    times_fit = 0 <= micros < FENCES and -FENCES < ms < FENCES and -FENCES < then < FENCES
+    if not (times_fit and CONTENDED <= fence < FENCES and 0 <= previous < FENCES):
         raise ValueError("out of range")
-    return Pushed(number, fence, micros / 1e6, ms / 1000, bool(more), following, then / 1000)
+    return Pushed(number, fence, micros / 1e6, ms / 1000, bool(more), following, then / 1000, previous)

@@ -18,6 +18,7 @@ class Permit:
     weight: int
     fence: int
     until: int  # server time in microseconds
+    previous: int | None = None  # of a writer: the fence of the writer before it
 
 
 _TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
@@ -116,7 +117,8 @@ class LockSnapshot:
 class Message(NamedTuple):
     """A message to an inbox with a listener: 'number fence time ms', and about the next ticket ' number ms'.
 
-    That number is 0 when the next ticket is not one of that inbox. In place of a fence: 0, ASK_AGAIN, CONTENDED.
+    That number is 0 when the next ticket is not one of that inbox. The grant to a writer ends with the fence of the
+    writer before it. In place of a fence: 0, ASK_AGAIN, CONTENDED.
     """
 
     inbox: bytes

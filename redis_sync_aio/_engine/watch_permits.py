@@ -120,13 +120,14 @@ def _end(permit: Permit) -> bytes | int:
     return permit.until if permit.weight else b"%d.5" % (permit.until - 1)
 
 
-_PERMIT = re.compile(rb"(\d+) (\d+)")
+_PERMIT = re.compile(rb"(\d+) (\d+) ?(\d*)")
 """The field of STATE for a permit; the scripts take any other for none."""
 
 
 def _about_permit(token: bytes, permit: Permit) -> tuple[bytes, bytes]:
     """Return the field of STATE for a permit, and its value."""
-    return b"=" + token, b"%d %d" % (permit.weight, permit.fence)
+    previous = b"" if permit.previous is None else b" %d" % permit.previous
+    return b"=" + token, b"%d %d%b" % (permit.weight, permit.fence, previous)
 
 
 def _first_asked(keys: WireKeys, token: bytes, replaced: bytes, own: bytes, window: int) -> list[Words]:
@@ -308,8 +309,9 @@ def permits_of(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> di
     found = {}
     for token, value, end in zip(tokens, about, ends, strict=True):
         if value is not None and end is not None and (about_it := _PERMIT.fullmatch(value)) and float(end) < math.inf:
-            weight, fence = about_it.groups()
-            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)))
+            weight, fence, previous = about_it.groups()
+            until = math.ceil(float(end))
+            found[token] = Permit(int(weight), int(fence), until, int(previous) if previous else None)
     return found
 
 

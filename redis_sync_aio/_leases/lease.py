@@ -283,6 +283,31 @@ class GuardingLease(BaseLease):
         return GuardedTransaction(servers_of(settings.client), guard)
 
 
+class WriteLease(GuardingLease):
+    """Possession of the write side of a read/write lock for a limited time: the result of ``write().acquire()``.
+
+    Example:
+        ```python
+        async with rw.read() as reader:
+            value = await load()
+        async with rw.write() as writer:
+            if writer.previous_fence != reader.fence:  # there was another writer in between
+                value = await load()
+            await store(value, fence=writer.fence)
+        ```
+    """
+
+    @property
+    def previous_fence(self) -> int | None:
+        """The fence of the writer before this one. None: the server remembers none.
+
+        A reader has the fence of the last writer. So a reader that released its lease and became a writer knows whether
+        what it read is still true: it is if ``writer.previous_fence == reader.fence``. Otherwise there may have been
+        another writer in between, or the server lost its keys: read again.
+        """
+        return self._grant.previous_fence or None
+
+
 class Lease(GuardingLease):
     """Possession of a lock, or of permits of a semaphore, for a limited time: the result of one ``acquire()``.
 

@@ -14,12 +14,12 @@ from .._core.keys import Engine, PermitKeys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.grant import Grant
 from .._leases.hold import OnLost
-from .._leases.lease import BaseLease, GuardingLease, grant_of
+from .._leases.lease import BaseLease, GuardingLease, WriteLease, grant_of
 from .._leases.manager import GrantManager
 from .._scripts.constants import WRITER_WEIGHT, Released
 from .._transport.call import Call
 from ..errors import NotHeld, SyncError, WouldDeadlock
-from .base import PermitPrimitive
+from .base import L, PermitPrimitive
 from .options import LeaseOptions
 
 __all__ = ["AsyncReadWriteLock", "ReadSide", "ReadWriteStatistics", "WriteSide"]
@@ -46,7 +46,7 @@ class ReadWriteStatistics:
     waiting: tuple[tuple[str, str], ...]
 
 
-class Side(PermitPrimitive[GuardingLease]):
+class Side(PermitPrimitive[L]):
     """The readers' or the writers' side of a read/write lock: acquired like an `AsyncLock`.
 
     Made by `AsyncReadWriteLock.read` and `AsyncReadWriteLock.write`. It has `acquire`, `try_acquire`, `wrap`
@@ -54,7 +54,6 @@ class Side(PermitPrimitive[GuardingLease]):
     it up on whichever side it is.
     """
 
-    _lease_type = GuardingLease
     _limit = WRITER_WEIGHT
     _keys: PermitKeys
 
@@ -77,7 +76,7 @@ def _keys_of_both(name: bytes, prefix: bytes) -> PermitKeys:
     return permit_keys(name, "rw", prefix)
 
 
-class ReadSide(Side):
+class ReadSide(Side[GuardingLease]):
     """The readers' side of an `AsyncReadWriteLock`, made by its ``read()``: any number of leases at a time.
 
     It is acquired like an [`AsyncLock`][redis_sync_aio.AsyncLock], and is itself an async context manager. An identity
@@ -90,11 +89,12 @@ class ReadSide(Side):
         ```
     """
 
+    _lease_type = GuardingLease
     _kind = "read"
     _weight = _side = 1
 
 
-class WriteSide(Side):
+class WriteSide(Side[WriteLease]):
     """The writers' side of an `AsyncReadWriteLock`, made by its ``write()``: one lease at a time, and no reader.
 
     It is acquired like an [`AsyncLock`][redis_sync_aio.AsyncLock], and is itself an async context manager. An identity
@@ -107,6 +107,7 @@ class WriteSide(Side):
         ```
     """
 
+    _lease_type = WriteLease
     _kind = "write"
     _weight = _side = WRITER_WEIGHT
 
@@ -158,7 +159,8 @@ class AsyncReadWriteLock:
     with the same fence saw the same state.
 
     The lock is not reentrant. A reader that asks for the write side inside its own body gets WouldDeadlock: release the
-    read side first.
+    read side first. Then `previous_fence` of the [`WriteLease`][redis_sync_aio.types.WriteLease] tells whether there
+    was another writer in between.
 
     Args:
         client: As for `AsyncLock`.

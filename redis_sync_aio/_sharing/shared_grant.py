@@ -211,6 +211,8 @@ class TaskGrant(Grant):
             grant.last(request.ttl_ms)
         if not request.plain:
             self.weight = request.weight or 1
+            # Of writers: the tasks that had the grant before this one are writers, too.
+            self.previous_fence, grant.previous_fence = grant.previous_fence, fence
             self._limit(request)
 
     def _limit(self, request: Request) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from ..scripts import permits as tools
-from ..scripts import test_downgrade_script as downgrades
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_scripts_edges as edges
 from ..scripts import test_permit_sharing as sharing
 from ..scripts import test_permit_short_ways as short_ways
+from ..scripts import test_writer_scripts as writers
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
 SCRIPTS = (
@@ -303,7 +303,11 @@ MUTANTS: Mapping[str, Mutant] = {
         "if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end\n"
     ),
     "handed on without the sum": Mutant("'used', limit, 'fence', its_fence", "'fence', its_fence"),
-    # a writer that becomes a reader
+    # writers
+    "a writer is not told the fence before": Mutant("return before == '' and next or", "return next or"),
+    "a writer does not keep the fence before": Mutant(
+        "field, weight .. ' ' .. its_fence .. before)", "field, weight .. ' ' .. its_fence)"
+    ),
     "a downgrade frees nothing": Mutant("used = used - had + 1"),
     "a downgrade wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "return held and 1 or 0"),
     # a process that shares what it holds
@@ -336,14 +340,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "who shares is told although all behind fit": Mutant(
         "if more and settle('') ~= FREE then notify_contended(token) end",
         "if more then settle('') notify_contended(token) end",
-    ),
-    "a new writer does not hear of the waiters": Mutant(
-        "if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then",
-        "if false then",
-    ),
-    "a new writer is told although nobody waits": Mutant(
-        "sharer(token) and redis.call('ZCARD', QUEUE) > 0",
-        "true",
     ),
     "a grant does not say that somebody is behind": Mutant("if following then", "if next_inbox == inbox then"),
     "a grant says that somebody is behind": Mutant(
@@ -395,7 +391,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, sharing, edges, downgrades, short_ways)
+CHECKS = checks(suite, sharing, edges, writers, short_ways)
 
 
 @pytest.mark.ci

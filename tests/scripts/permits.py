@@ -17,7 +17,7 @@ PERMITS, STATE, QUEUE, POLLS = KEYS.all
 TTL = 30_000
 POLL_MS = 60_000
 ALIVE, OTHER, DEAD = b"rsa:alive", b"rsa:other", b"rsa:dead"
-BUSY, QUEUED, OWN, SPENT, MISMATCH, TOO_HEAVY = 0, 2, 3, 4, 5, 6
+BUSY, GRANTED, QUEUED, OWN, SPENT, MISMATCH, TOO_HEAVY = range(7)
 FILL = """
 for i = 1, ARGV[1] do
   redis.call('ZADD', KEYS[1], ARGV[2], 'filler' .. i)
@@ -44,8 +44,9 @@ async def ask(
 
 async def granted(redis: Client, token: bytes, ticket: bytes = b"", *, weight: int = 1, limit: int = 2) -> int:
     """Acquire, and it must be granted."""
-    fence = await ask(redis, token, ticket, weight=weight, limit=limit)
-    assert isinstance(fence, int), fence
+    reply = await ask(redis, token, ticket, weight=weight, limit=limit)
+    fence = reply[1] if isinstance(reply, list) and reply[0] == GRANTED else reply  # a list: a writer
+    assert isinstance(fence, int), reply
     return fence
 
 

@@ -22,6 +22,7 @@ from redis_sync_aio._engine import gate_rules as gates
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
 from redis_sync_aio._engine.permit_rules import PermitDecision
+from redis_sync_aio._scripts.constants import Outcome
 
 from ..support.executions import by_watch, clocked
 from ..support.histories import (
@@ -126,6 +127,7 @@ class History(Compared[PermitSnapshot]):
         self.model = PermitSnapshot(START, deaf=frozenset({NOBODY}))
         self.actors: list[Actor] = []
         self.remembered = 0  # the last fence that the server knew
+        self.granted_now: Mapping[bytes, Permit] = {}
 
     # -- both, and compare -------------------------------------------------------------------------------
 
@@ -141,9 +143,9 @@ class History(Compared[PermitSnapshot]):
         state.pop(b"kept", None)  # until when the keys last; not a matter of the rules
         permits: dict[bytes, Permit] = {}
         for token, score in until:
-            weight, fence = state.pop(b"=" + token).split()
-            if int(weight) or score > self.now:
-                permits[token] = Permit(int(weight), int(fence), ceil(score))  # a tombstone ends half earlier
+            weight, fence, *previous = map(int, state.pop(b"=" + token).split())
+            if weight or score > self.now:
+                permits[token] = Permit(weight, fence, ceil(score), *previous)  # a tombstone ends half earlier
         known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
         for name in ("shared", "resized"):
             known[name] = state.pop(name.encode(), b"") == b"1"
@@ -199,7 +201,7 @@ class History(Compared[PermitSnapshot]):
         weights = sum(permit.weight for permit in live.values())
         held = {token: permit for token, permit in before.permits.items() if permit.until > self.now}
         assert weights == after.used <= max(after.limit, sum(permit.weight for permit in held.values())), "P1"
-        self.remembered = before.fence
+        self.remembered, self.granted_now = before.fence, after.permits
         granted: list[Ticket] = []
         places: list[int] = []
         fences: list[tuple[int, Ticket | Actor]] = []
@@ -220,6 +222,8 @@ class History(Compared[PermitSnapshot]):
             if lives and ticket.inbox not in before.deaf and ticket not in granted and member not in self.own:
                 has_it = ticket.token in after.permits  # an identity: it is told to ask
                 assert has_it or ticket.weight > after.limit, "P2: somebody living was passed over"
+        if isinstance(reply, tuple) and reply[0] == Outcome.GRANTED:
+            reply = reply[1]  # of a writer, whose previous fence stands next to it
         if isinstance(reply, int) and reply > 0 and self.asking:
             assert self.asking.ticket or not after.queue, "P2: a request that does not queue barged"
             fences.append((reply, self.asking))
@@ -238,6 +242,9 @@ class History(Compared[PermitSnapshot]):
             assert fence == self.remembered, "readers have the fence of the last writer"
         else:
             assert fence > self.fence
+            if to.weight == WRITER_WEIGHT:
+                given = self.granted_now.get(to.token)
+                assert given is None or given.previous == self.remembered, "the fence of the last writer"
             reads = WRITER_WEIGHT in self.limits and to.weight == 1
             last = fence + FENCE_RANGE - 1 if Sharer.of(to.token) and not reads else fence
             self.fence = self.remembered = last

@@ -149,7 +149,10 @@ async def read_write_locks(sync: Coordinator) -> None:
     assert_type(await rw.statistics(), ReadWriteStatistics)
     async with rw.read() as lease:
         assert_type(lease, types.GuardingLease)
-        assert_type(await rw.downgrade(lease), None)
+    async with rw.write() as writer:
+        assert_type(writer, types.WriteLease)
+        assert_type(writer.previous_fence, int | None)
+        assert_type(await rw.downgrade(writer), None)
 
 
 async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:

@@ -16,9 +16,10 @@ if not first[1] and own == '' and (asked == limit or asked == 0) and used + weig
       or string.format('%.0f', next)
     redis.call('ZADD', PERMITS, now + ttl * 1000, token)
     if idle then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
+    local before = weight == WRITER_WEIGHT and string.format(' %.0f', fence) or ''
     redis.call('HSET', STATE, 'used', used + weight, 'fence', its_fence,
-      field, weight .. ' ' .. its_fence)
-    return next
+      field, weight .. ' ' .. its_fence .. before)
+    return before == '' and next or {Outcome.GRANTED, next, ttl, now, weight, fence}
   end
 end
 if idle then soonest = redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2] end

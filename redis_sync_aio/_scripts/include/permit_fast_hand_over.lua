@@ -15,9 +15,11 @@ if inbox and (next_inbox or not first[3])
     local its_fence = next == now and digits or string.format('%.0f', next)
     local look = other and math.min(math.ceil((other - now) / 1000), ms) or ms
     local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
+    local before = weight + 0 == WRITER_WEIGHT and string.format(' %.0f', fence) or ''
     if next_id then
       grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look
     end
+    grant = grant .. before
     local here = listening(inbox)
     local heard = here ~= 0 and redis.call('ZREM', QUEUE, first[1]) and publish(inbox, grant)
     if type(heard) == 'number' then
@@ -26,7 +28,7 @@ if inbox and (next_inbox or not first[3])
       redis.call('ZADD', PERMITS, now + ms * 1000, token)
       if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
       redis.call('HSET', STATE, 'used', limit, 'fence', its_fence,
-        '=' .. token, weight .. ' ' .. its_fence)
+        '=' .. token, weight .. ' ' .. its_fence .. before)
       if next_id and next_inbox ~= inbox then
         publish(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
       end

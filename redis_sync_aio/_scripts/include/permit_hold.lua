@@ -10,13 +10,18 @@ local function next_fence(weight) -- P8, as for the lock
   return string.format('%.0f', rises and math.max(fence + 1, now) or fence)
 end
 
+-- Return ' ' and the fence of the last writer for a writer, '' for any other permit.
+local function previous(weight)
+  return weight == WRITER_WEIGHT and string.format(' %.0f', fence) or ''
+end
+
 local function hold(token, weight, ms, its_fence)
   local new, shares = used == 0, sharer(token)
   redis.call('ZADD', PERMITS, now + ms * 1000, token)
   used = used + weight
+  local mine = weight .. ' ' .. its_fence .. previous(weight)
   fence = math.max(fence, its_fence + (shares and fenced(weight) and FENCE_RANGE - 1 or 0))
   local last = string.format('%.0f', fence)
-  local mine = weight .. ' ' .. its_fence
   if shares then
     redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine,
       'shared', 1)

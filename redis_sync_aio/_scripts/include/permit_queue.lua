@@ -1,7 +1,7 @@
 -- The queue of permits: granting free permits to the tickets in their order, and notifying their
 -- owners. Included after `permit_queries`.
 -- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock; so are messages:
--- see lock_queue.
+-- see lock_queue. The grant to a writer ends with the fence of the writer before it.
 local RESERVED, FULL, FREE = 1, 2, 3
 local moved -- since the last one lined up there may be room, or another first one
 
@@ -59,7 +59,7 @@ local function settle(mine)
       if following then -- the number of the next ticket of the same inbox; 0: of another one
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
       end
-      local heard = publish(inbox, grant, true)
+      local heard = publish(inbox, grant .. previous(weight), true)
       if limit == OPEN_LIMIT then heard = 1 end -- it takes nobody's place, and asks when it is back
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds its turn later
         redis.call('ZADD', QUEUE, place, ticket)

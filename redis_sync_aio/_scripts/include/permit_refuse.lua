@@ -9,8 +9,8 @@ if limit == 0 or differs or had or weight > math.abs(limit) then
   save()
   if had == 0 then return {Outcome.SPENT, 0, FOREVER_MS, now, 0} end
   if had then
-    local ends_in = left(redis.call('ZSCORE', PERMITS, token))
-    return {Outcome.OWN, tonumber(its_fence), ends_in, now, had}
+    local ends_in, _, _, before = left(redis.call('ZSCORE', PERMITS, token)), permit(token)
+    return {Outcome.OWN, tonumber(its_fence), ends_in, now, had, tonumber(before)}
   end
   local code = (limit == 0 or differs) and Outcome.MISMATCH or Outcome.TOO_HEAVY
   return {code, limit, FOREVER_MS, now, differs and resized and 1 or 0}

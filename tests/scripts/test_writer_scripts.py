@@ -1,4 +1,4 @@
-"""The script that makes the writer a reader, on a real server; each command is run twice (P4)."""
+"""What scripts do for writers only, on a real server: the previous fence, the downgrade; each runs twice (P4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Client: TypeAlias = Any
 KEYS = permit_keys(b"s", "rw")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
 TTL = 30_000
-BUSY, QUEUED = 0, 2
+BUSY, GRANTED, QUEUED, OWN = range(4)
 
 
 async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[Any, Any]:
@@ -41,6 +41,10 @@ async def acquire(redis: Client, token: bytes, weight: int, ticket: bytes = b"")
     return (await twice(redis, "permits/acquire", token, TTL, ticket, poll_ms, weight, WRITER_WEIGHT))[0]
 
 
+async def release(redis: Client, token: bytes) -> None:
+    assert await redis.eval(tools.load("permits/release").source, 4, *KEYS.all, token, b"", 0) == 1
+
+
 async def downgrade(redis: Client, token: bytes) -> tuple[Any, Any]:
     return await twice(redis, "permits/downgrade", token)
 
@@ -53,7 +57,7 @@ async def weights(redis: Client) -> dict[bytes, int]:
 
 async def test_p1_p8_a_writer_reads_on_under_its_fence(redis: Client) -> None:
     """Others read with it, under the same fence; a reader stays one."""
-    fence = await acquire(redis, b"a", WRITER_WEIGHT)
+    _, fence, *_ = await acquire(redis, b"a", WRITER_WEIGHT)
     until = await redis.zscore(PERMITS, b"a")
     assert (await acquire(redis, b"b", 1))[0] == BUSY
     assert await downgrade(redis, b"a") == (1, 1)
@@ -94,3 +98,18 @@ async def test_p6_the_renewal_of_a_writer_that_became_a_reader_says_so(redis: Cl
     assert await tools.renew_of(redis, KEYS, b"a", WRITER_WEIGHT) == 0
     assert await redis.zscore(PERMITS, b"a") == until
     assert await tools.renew_of(redis, KEYS, b"a", 1) == 1
+
+
+async def test_p8_a_writer_is_told_the_fence_of_the_one_before(redis: Client) -> None:
+    """Also when it asks again. A reader is not told, and does not count."""
+    words = (b"", 0, WRITER_WEIGHT, WRITER_WEIGHT)
+    fences = [0]
+    for token in (b"a", b"b", b"c"):
+        granted, own = await twice(redis, "permits/acquire", token, TTL, *words)
+        assert (granted[0], granted[4:]) == (GRANTED, [WRITER_WEIGHT, fences[-1]])
+        assert (own[0], own[1], own[4:]) == (OWN, granted[1], granted[4:])
+        fences.append(granted[1])
+        await release(redis, token)
+        assert await acquire(redis, b"r", 1) == fences[-1]
+        await release(redis, b"r")
+    assert fences == sorted(fences)
