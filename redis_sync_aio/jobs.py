@@ -42,7 +42,7 @@ from ._client.settings import Client
 from ._core import logs
 from ._core.arguments import Seconds, one_of, require_text, timeout_seconds, ttl_ms
 from ._core.clock import now
-from ._core.display import shown, text
+from ._core.display import called, shown, text
 from ._core.flight import Flight
 from ._core.keys import SlotState, lock_keys, mark_key
 from ._core.marks import BEGINNING, DONE, FINGERPRINT, NOT_KEPT, RESULT, is_done, is_forgotten
@@ -185,7 +185,7 @@ class _Once(AbstractAsyncContextManager["Lease | None"]):
 
     def __call__(self, function: object) -> NoReturn:
         raise TypeError(
-            f"once() is not a decorator, it is entered by `async with`: decorate {function!r} with "
+            f"once() is not a decorator, it is entered by `async with`: decorate {called(function)} with "
             f"once_per(client, {self._name!r})"
         )
 
@@ -592,8 +592,8 @@ def _check_returned(function: Callable[..., Any]) -> None:
         return  # an annotation that is not known at run time
     if (part := _not_json(returned)) is not None:
         raise TypeError(
-            f"{function!r} returns {part.__name__}, which JSON cannot represent, so its result could not be kept: "
-            "return dicts, lists, text and numbers, or pass a codec"
+            f"{called(function)} returns {part.__name__}, which JSON cannot represent, so its result could not be "
+            "kept: return dicts, lists, text and numbers, or pass a codec"
         )
 
 

@@ -59,3 +59,9 @@ def release_command(key: bytes, token: bytes) -> str:
     words = f"{choice} -- {shlex.quote(name)}" if name.startswith("-") else f"{shlex.quote(name)} {choice}"
     more = " (redis-sync-aio show prints the token)" if len(value) > LONGEST else ""
     return f"redis-sync-aio release {words}{more}"
+
+
+def called(function: object) -> str:
+    """Return the function as it is called, as in "Orders.charge()", without the address of its object."""
+    name = getattr(function, "__qualname__", None)
+    return repr(function) if name is None else f"{name}()"

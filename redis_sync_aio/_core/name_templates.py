@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .arguments import is_async
-from .display import shown
+from .display import called, shown
 
 Names = Callable[[Sequence[Any], Mapping[str, Any]], tuple[str, ...]]
 Fill = Callable[[Mapping[str, Any]], str]
@@ -48,7 +48,7 @@ def names_from(
     no coroutine function, ValueError when a template refers to something that is not one of its arguments.
     """
     if not is_async(function):
-        raise TypeError(f"{function!r} is not a coroutine function")
+        raise TypeError(f"{called(function)} is not a coroutine function")
     signature = signature_without_first(function) if given else inspect.signature(function)
     for template in templates:
         check_fields(template, function, signature.parameters)
@@ -66,7 +66,10 @@ def check_fields(template: str, function: Callable[..., Any], known: Collection[
     """Raise ValueError if the template refers to something that is not in ``known``, the arguments of a function."""
     if unknown := fields_of(template) - set(known):
         taken = ", ".join(map(repr, known)) or "none"
-        raise ValueError(f"{template!r} refers to {sorted(unknown)}, not arguments of {function!r}: it takes {taken}")
+        fields = ", ".join(map(repr, sorted(unknown)))
+        raise ValueError(
+            f"{template!r} refers to {fields}, which {called(function)} does not take: its arguments are {taken}"
+        )
 
 
 def signature_without_first(function: Callable[..., Any]) -> inspect.Signature:
@@ -78,8 +81,8 @@ def signature_without_first(function: Callable[..., Any]) -> inspect.Signature:
     first = next(iter(signature.parameters.values()), None)
     if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         raise TypeError(
-            f"{function!r} takes {len(signature.parameters)} arguments, none of them by position: its first one must "
-            "be the transaction"
+            f"{called(function)} takes {len(signature.parameters)} arguments, none of them by position: its first "
+            "one must be the transaction"
         )
     if first.kind is first.VAR_POSITIONAL:
         return signature

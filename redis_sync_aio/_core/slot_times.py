@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .arguments import is_async
 from .clock import wall_ns
-from .display import shown
+from .display import called, shown
 from .name_templates import Fill, check_fields, fill_of, parts_of
 
 NOW = "now"
@@ -125,12 +125,12 @@ class SlotName:
     def signature(self, function: Callable[..., Any]) -> inspect.Signature:
         """Return the signature of a coroutine function that makes these names; raise TypeError or ValueError."""
         if not is_async(function):
-            raise TypeError(f"{function!r} is not a coroutine function")
+            raise TypeError(f"{called(function)} is not a coroutine function")
         signature = inspect.signature(function)
         check_fields(self.template, function, [*signature.parameters, NOW])
         if self._specs and NOW in signature.parameters:
             raise ValueError(
-                f"{NOW!r} in {self.template!r} is the time of the call: rename the argument of {function!r}"
+                f"{NOW!r} in {self.template!r} is the time of the call: rename the argument of {called(function)}"
             )
         return signature
 

@@ -19,6 +19,7 @@ import anyio.lowlevel
 from .._core.arguments import is_async, one_of
 from .._core.cancellation import redeliver_cancellation
 from .._core.clock import now
+from .._core.display import called
 from .._core.redis_py_words import missing_attribute
 from ..errors import CoordinatorClosed, NotHeld, SyncError
 from .cancel_on_loss import CancelOnLoss
@@ -321,7 +322,7 @@ class LeaseContext(ABC, Generic[L]):
             ```
         """
         if not is_async(function):
-            raise TypeError(f"{function!r} is not a coroutine function")
+            raise TypeError(f"{called(function)} is not a coroutine function")
 
         @functools.wraps(function)
         async def holding(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -7,13 +7,13 @@ server can guard writes; a lock and a semaphore can take up a lease that was det
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self, SupportsIndex
 from weakref import ReferenceType, ref
 
 from .._client.topology import servers_of
 from .._core.arguments import Seconds, ttl_ms
 from .._transactions.guarded import GuardedTransaction
-from .detached import detach
+from .detached import detach, why_attached
 from .grant import Grant
 from .hold import Acquiring, leave_unentered
 from .ownership import GrantGuard
@@ -228,6 +228,13 @@ class BaseLease:
         else:
             await body.__aexit__(kind, error, trace)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled or copied: this process renews it. {self._instead()}")
+
+    def _instead(self) -> str:
+        """Return what to do instead of sending the lease to another process."""
+        return "Only leases of locks and semaphores can change hands, by detach()"
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._grant.described()}>"
 
@@ -342,6 +349,11 @@ class Lease(GuardingLease):
         On cancellation the lease is still held here, and its end may have moved.
         """
         return await detach(self._grant, None if ttl is None else ttl_ms(ttl))
+
+    def _instead(self) -> str:
+        if (why := why_attached(self._grant)) is not None:
+            return f"It cannot be detached either: {why}"
+        return "Detach it: `await lease.detach()` returns a text, which attach() takes up in another process"
 
 
 def grant_of(lease: BaseLease) -> Grant:

@@ -20,11 +20,17 @@ from inspect import isawaitable
 from typing import Any, Protocol, TypeVar, cast, overload
 from uuid import UUID
 
-from aiohttp import web
+from . import _extras
+
+try:
+    from aiohttp import web
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, __name__, "redis_sync_aio[aiohttp]") from error
 
 from .._client.settings import Client
 from .._coordinator import Coordinator
 from .._core.arguments import Seconds, is_async, options, require_bool
+from .._core.display import called
 from .._leases.lease import Lease
 from . import _web
 from ._web import RequestName, Source
@@ -194,7 +200,7 @@ def _decorator(
 
     def decorate(handler: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..., Any]:
         if not is_async(handler):
-            raise TypeError(f"{handler!r} is not a coroutine function")
+            raise TypeError(f"{called(handler)} is not a coroutine function")
 
         @functools.wraps(handler)
         async def held(*args: object) -> web.StreamResponse:

@@ -21,15 +21,20 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any, Literal, cast, get_args
 
-from fastapi import FastAPI, Request, WebSocket
-from fastapi.exceptions import HTTPException, RequestValidationError
-from fastapi.params import Depends
-from fastapi.requests import HTTPConnection
-from fastapi.responses import JSONResponse, Response
-from fastapi.websockets import WebSocketState
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from . import _extras
+
+try:
+    from fastapi import FastAPI, Request, WebSocket
+    from fastapi.exceptions import HTTPException, RequestValidationError
+    from fastapi.params import Depends
+    from fastapi.requests import HTTPConnection
+    from fastapi.responses import JSONResponse, Response
+    from fastapi.websockets import WebSocketState
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect
+    from starlette.types import ASGIApp
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, __name__, "redis_sync_aio[fastapi]") from error
 
 from .._coordinator import Coordinator
 from .._core.arguments import Seconds, one_of, options, require_bool, require_function

@@ -18,9 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import TracerProvider
+from . import _extras
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, __name__, "redis_sync_aio[otel]") from error
 
 from .. import __version__
 from .._core.events import Event

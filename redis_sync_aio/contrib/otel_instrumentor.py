@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+from . import _extras
+
+try:
+    from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, __name__, "opentelemetry-instrumentation") from error
 
 from . import otel
 

@@ -19,7 +19,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from . import _extras
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, __name__, "redis_sync_aio[prometheus]") from error
 
 from .._core.events import Event
 from ..instrumentation import PatternOf, observe_all

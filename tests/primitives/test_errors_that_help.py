@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -366,3 +370,58 @@ async def test_a_lock_of_ours_without_a_ttl_is_no_data(sync: Coordinator, other:
     with pytest.raises(AcquireTimeout, match=r"not free within 2\.0 seconds: held by "):
         await AsyncLock(sync, NAME).acquire(timeout=2)
     await lease.release()
+
+
+class Orders:
+    """The owner of a method."""
+
+    async def charge(self, order: int) -> None: ...
+
+
+def _decorators(client: Any) -> dict[str, Callable[[Any], object]]:
+    return {
+        "synchronized": synchronized(client, "{order}:{customer}"),
+        "once_per": once_per(client, "{order}:{customer}"),
+        "idempotent": idempotent(client, "{order}:{customer}"),
+    }
+
+
+@pytest.mark.parametrize("decorator", _decorators(Redis()))
+def test_a_field_that_is_no_argument_names_the_function(decorator: str) -> None:
+    """As it is called; not by the address of an object."""
+    with pytest.raises(ValueError, match="refers to 'customer', which ") as caught:
+        _decorators(Redis())[decorator](Orders().charge)
+    assert "which Orders.charge() does not take: its arguments are 'order'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [
+        ("contrib.fastapi", "fastapi", "redis_sync_aio[fastapi]"),
+        ("contrib.aiohttp", "aiohttp", "redis_sync_aio[aiohttp]"),
+        ("contrib.otel", "opentelemetry", "redis_sync_aio[otel]"),
+        ("contrib.prometheus", "prometheus_client", "redis_sync_aio[prometheus]"),
+        ("contrib.otel_instrumentor", "opentelemetry", "opentelemetry-instrumentation"),
+    ],
+)
+def test_an_integration_without_its_library_says_what_to_install(module: str, library: str, extra: str) -> None:
+    """As the command line does without typer."""
+    code = f"import sys; sys.modules[{library!r}] = None; import redis_sync_aio.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert f"redis_sync_aio.{module} needs {library}: run  pip install '{extra}'" in done.stderr.splitlines()[-1]
+
+
+async def test_a_lease_is_not_pickled_but_detached(sync: Coordinator) -> None:
+    """Neither is it copied: two objects would stand for one possession. What cannot be detached says why not."""
+    one, shared = sync.lock(NAME), sync.lock("shared", share=True)
+    ways = {
+        r"await lease\.detach\(\)": await one.acquire(),
+        r"cannot be detached either: it has an identity": await sync.lock("other").acquire(identity="me"),
+        r"cannot be detached either: tasks of this process share it": await shared.acquire(),
+        r"Only leases of locks and semaphores can change hands": await sync.read_write_lock(NAME).write().acquire(),
+    }
+    for why, lease in ways.items():
+        for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=f"cannot be pickled or copied: .*{why}"):
+                duplicate(lease)
+        await lease.release()

@@ -184,7 +184,7 @@ async def test_an_argument_without_a_text_is_refused(sync: Coordinator) -> None:
         ("job:{now:%f}", "finer than a minute"),
         ("job:{now:%c}", "finer than a minute"),
         ("job:{now!z}", "not a template"),
-        ("job:{day}", "not arguments"),
+        ("job:{day}", "does not take"),
         ("", "must not be empty"),
     ],
 )
