@@ -69,6 +69,8 @@ class ClusterNodes:
         # the client before redis-py 7.0.
         seeds = getattr(client, "startup_nodes", None) or client.nodes_manager.startup_nodes.values()
         self._seeds = [Address(node.host, int(node.port)) for node in seeds]
+        self.seeds: str = ", ".join(f"{host}:{port}" for host, port in self._seeds[:3])
+        """The addresses that the client was made with, for messages; at most three."""
         self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest one: node, reply, meaning
 
     def ask_first(self, address: str) -> None:

@@ -128,6 +128,11 @@ class SlotPool(ConnectionPool):
         self._cluster = cluster
         self.slot = slot
 
+    @property
+    def shard(self) -> Primary:
+        """The shard that has the slot, as far as is known."""
+        return self._cluster.shard_at(self.slot)
+
     async def get_connection(self, *args: Any, **options: Any) -> Any:
         shard = await self._cluster.owner(self.slot)
         return await _pool(shard).get_connection()

@@ -131,8 +131,8 @@ def address_of(client: RedisClient) -> str:
         where = f"{service!r} of Sentinel"
     elif (path := options.get("path")) is not None:
         where = f"unix:{path}"
-    elif hasattr(pool, "shard"):
-        where = "a shard of a cluster"
+    elif (shard := options.get("shard") or getattr(pool, "shard", None)) is not None:
+        where = f"a cluster at {shard.cluster.nodes.seeds}"
     else:
         where = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{where}, db {options['db']}" if options.get("db") else where

@@ -13,6 +13,7 @@ from .._core.cancellation import cancellations, cancelled
 from .._core.clock import now
 from . import failures
 from .connection import Connection
+from .first_contact import FIRST_CONTACT, has_answered, is_refused, note_answer
 from .handshake import Handshake
 from .outage import RECONNECT, RESPITE, Outage
 
@@ -42,6 +43,9 @@ class Connecting(Protocol):
 
     def attempt_failed(self) -> None:
         """Fail the calls whose time is up; another attempt follows after a pause."""
+
+    def nothing_answers(self, since: float, error: Exception) -> None:
+        """Fail the calls that are as old as ``since`` (local clock): no server has ever answered this link."""
 
     def refused(self, error: Exception) -> None:
         """Fail all calls and requests: connecting will never succeed."""
@@ -104,6 +108,7 @@ class Connector:
         try:
             await self._pause_after_a_short_connection()
             for delay in RECONNECT:
+                begun = now()
                 try:
                     connection = await self._open()
                 except failures.REFUSED as error:
@@ -115,6 +120,8 @@ class Connector:
                     error = failures.not_from_outside(error, self._closed)
                     self.error = self.outage.failed(error, self._connect_timeout)
                     self._link.attempt_failed()
+                    if is_refused(error) and not has_answered(self._client):
+                        self._link.nothing_answers(begun - FIRST_CONTACT, self.error)
                     if self._closed or not self._link.needs_connection():
                         return
                     await asyncio.sleep(delay)
@@ -151,6 +158,8 @@ class Connector:
         return connection
 
     def _established(self, connection: Connection) -> None:
+        if not self.connections:
+            note_answer(self._client)
         self.outage.end()
         self.error = None
         self._since = now()

@@ -98,6 +98,12 @@ def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     return error
 
 
+def never_answered(call: Call, server: str, cause: Exception) -> Unreachable:
+    """Return the error for a call to a server that has never answered, and refuses connections now."""
+    what = _asked(call.keys, call.script.name)
+    return Unreachable.never_answered(text(call.name), server=server, cause=cause, what=what)
+
+
 def not_allowed(message: str, what: str) -> Exception:
     """Return the error to raise for an error reply to ``what`` while a connection was set up."""
     if error_code(message) in TRANSIENT:

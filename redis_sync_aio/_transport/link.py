@@ -208,6 +208,17 @@ class Link:
         """Fail the calls whose time is up; another attempt follows after a pause."""
         self._expire_calls()
 
+    def nothing_answers(self, since: float, error: Exception) -> None:
+        """Fail the calls that are as old as ``since`` (local clock): no server has ever answered this link."""
+        self._slices.run(self._fail_first(since, error))
+
+    def _fail_first(self, since: float, error: Exception) -> Iterator[None]:
+        for call in list(self._queue.calls()):
+            if call.begun <= since and not call.over:
+                call.fail(failures.never_answered(call, self._connector.outage.server(), error))
+            yield
+        self._queue.forget_ended()
+
     def refused(self, error: Exception) -> None:
         """Fail all calls and requests: the server, or the client's configuration, does not allow a connection."""
         known = failures.refused_for_good(error)

@@ -31,7 +31,8 @@ from ..errors import SyncError
 from ..errors._base import copy_error
 from .call import Call
 from .dialogues import Converse
-from .failures import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
+from .failures import EXPECTED, REFUSED, closed, never_answered, not_from_outside, time_is_up, too_late, unanswered
+from .first_contact import FIRST_CONTACT, has_answered, is_refused, note_answer
 from .liveness import Patience
 from .pool_attempt import PoolAttempt
 
@@ -57,6 +58,7 @@ class PoolExecutor:
         self._queues: dict[bytes, deque[Call]] = {}
         self._timers: dict[Call, asyncio.TimerHandle] = {}  # of calls whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
+        self._contacted = False  # true once a server has answered
         self._closed = False
 
     def connection_error_of(self, keys: Keys) -> Exception | None:
@@ -135,6 +137,8 @@ class PoolExecutor:
             call.attempts += 1
             patience = self._patience.after(call.sent - self._heard if call.attempts == 1 else 0)
             limit = min(max(call.expires - call.sent, MIN_ATTEMPT), patience)
+            if call.attempts == 1 and not (self._contacted or call.at_most_once or self._has_answered(call)):
+                limit = min(limit, FIRST_CONTACT)  # redis-py would try for longer
             try:
                 async with asyncio.timeout(limit):
                     # The blocks of `heeded` inside do not see what redis-py swallowed between them.
@@ -151,10 +155,13 @@ class PoolExecutor:
                     await drop_idle(self._attempt.client_of(call))  # they have rested as long
                     self._failed(call, error)
                 else:
-                    self._failed(call, await self._cause_of(call, error))
+                    error = await self._cause_of(call, error)
+                    if not await self._nothing_answers(call, error):
+                        self._failed(call, error)
             else:
                 self._silent, self._logged, self.connection_error = False, None, None
                 self._heard = now()
+                self._note_answer(call)
                 call.answer(reply)
             if task.cancelling():
                 raise asyncio.CancelledError  # redis-py swallowed it, on Python 3.11 at the end of a wait
@@ -164,6 +171,31 @@ class PoolExecutor:
             if now() >= call.expires:
                 call.fail(time_is_up(call))
                 return
+
+    def _has_answered(self, call: Call) -> bool:
+        return has_answered(self._attempt.client_of(call))
+
+    def _note_answer(self, call: Call) -> None:
+        if not self._contacted:
+            note_answer(self._attempt.client_of(call))
+            self._contacted = True
+
+    async def _nothing_answers(self, call: Call, error: Exception) -> bool:
+        """Fail ``call`` and return True if nothing has ever answered, and connections are refused for a second.
+
+        ``error`` may be older, as redis-py pauses between its attempts: so connect once more.
+        """
+        client = self._attempt.client_of(call)
+        if call.over or now() < call.begun + FIRST_CONTACT or not is_refused(error) or has_answered(client):
+            return False
+        try:
+            async with asyncio.timeout(FIRST_CONTACT):
+                with cancel_repeatedly(FIRST_CONTACT):
+                    await probe(client, self._response_timeout)
+        except (redis.exceptions.RedisError, OSError) as refused:
+            if is_refused(refused):
+                call.fail(never_answered(call, address_of(client), refused))
+        return call.over
 
     async def _cause_of(self, call: Call, error: Exception) -> Exception:
         """Return the error that redis-py was retrying when its time was up.
@@ -183,9 +215,10 @@ class PoolExecutor:
         except REFUSED as refused:
             self._silent = False
             return refused
-        except (redis.exceptions.RedisError, OSError):
-            pass  # the server is unreachable, as ``error`` says
-        return error
+        except (redis.exceptions.RedisError, OSError) as unreachable:
+            if is_refused(unreachable):
+                return unreachable
+        return error  # the server is unreachable
 
     def _failed(self, call: Call, error: Exception) -> None:
         refused = answered(call.name, error, self._attempt.no_scripts, call.keys.all, call.ambiguous)

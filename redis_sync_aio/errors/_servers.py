@@ -43,6 +43,17 @@ class Unreachable(SyncError, RedisConnectionError):
         )
 
     @staticmethod
+    def never_answered(name: str, *, server: str, cause: BaseException, what: str) -> Unreachable:
+        """Return the error for a command about ``name`` to a server that has never answered this process.
+
+        ``cause`` is the refusal of a connection. ``what`` says which command it was, as in "the release of".
+        """
+        return Unreachable(
+            f"no Redis has answered at {server} yet, so {what} {name!r} was given up: {type(cause).__name__}: "
+            f"{str(cause).rstrip('.')}; check the address, and start the server first"
+        )
+
+    @staticmethod
     def client_raised(name: str, *, seconds: float | None, raised: str) -> Unreachable:
         """Return the error for a command about ``name`` without a reply, because the caller's client raised an error.
 

@@ -348,6 +348,7 @@ LINES: dict[str, Callable[[], object]] = {
     "lease_lost": lambda: logs.lease_lost(LOST, None),
     "lease_forgotten": lambda: logs.lease_forgotten(NAME, 1795711537967982, 30),
     "job_skipped": lambda: logs.job_skipped("nightly:2026-11-27", "failed"),
+    "stands_again": lambda: logs.stands_again("scheduler", 0.02, Unreachable("Redis did not answer")),
     "renewal_late": lambda: logs.renewal_late(NAME, 14.2, 5.8, 30.0, 0, None),
     "renewal_refused": lambda: logs.renewal_refused(NAME, REFUSED, 19.8),
     "waiting_long": lambda: logs.waiting_long(

@@ -82,6 +82,7 @@ ABOUT_A_LOCK = [
     Unreachable.unanswered("x", seconds=1.5, cause=OSError("away"), code="LOADING"),
     Unreachable.client_raised("x", seconds=None, raised="KeyError: 'host'"),
     Unreachable.reply_lost("x"),
+    Unreachable.never_answered("x", server="db:6379", cause=OSError("refused"), what="the acquire of"),
     Unreachable.too_slow("x", duration=0.5, claimed=True),
     Unreachable.release_unconfirmed("x"),
     Unreachable.exec_not_run(("x",)),
