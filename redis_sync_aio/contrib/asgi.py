@@ -27,7 +27,7 @@ from ..errors import AcquireTimeout, LeaseLost, QueueFull
 from . import _web
 from ._web import Source, SyncState
 
-__all__ = ["Limit", "Source", "SyncState", "lifespan_of"]
+__all__ = ["Limit", "SyncState", "lifespan_of"]
 
 Scope: TypeAlias = MutableMapping[str, object]
 """What ASGI says of a connection, such as its path and its headers."""

@@ -43,7 +43,7 @@ from . import _web
 from ._fastapi_routes import applications, check_annotations, check_ends, describe_answers
 from ._web import RequestName, Source, SyncState
 
-__all__ = ["Scope", "Source", "Sync", "SyncState", "answer_errors", "hold_lock", "hold_permit", "lifespan_of"]
+__all__ = ["Sync", "SyncState", "answer_errors", "hold_lock", "hold_permit", "lifespan_of"]
 
 Scope = Literal["function", "request"]
 """When a lease is released: "function": before the response is sent; "request": after that."""

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar
 from uuid import UUID
 
 import httpx
@@ -21,7 +21,7 @@ from starlette.routing import Router
 
 from redis_sync_aio import AcquireTimeout, Coordinator, Lease, wait_until
 from redis_sync_aio.contrib.asgi import Limit
-from redis_sync_aio.contrib.fastapi import Scope, Sync, answer_errors, hold_lock, hold_permit, lifespan_of
+from redis_sync_aio.contrib.fastapi import Sync, answer_errors, hold_lock, hold_permit, lifespan_of
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
@@ -464,7 +464,7 @@ async def test_two_holds_of_a_name_in_a_request_are_one_lease_which_ends_with_th
 ) -> None:
     """The second one does not wait for the first. One ends before the response, the other one after it."""
     app, lock, permits = make_app(), other.lock("order:1"), other.semaphore("export", limit=None)
-    short, long = (hold_lock("order:{order_id:int}", timeout=0, scope=scope) for scope in get_args(Scope))
+    short, long = (hold_lock("order:{order_id:int}", timeout=0, scope=scope) for scope in ("function", "request"))
     for_router, for_endpoint = (short, long) if first == "short" else (long, short)
     router = APIRouter(dependencies=[for_router, hold_permit("export", limit=1, timeout=0)])
 
