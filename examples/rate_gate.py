@@ -39,7 +39,7 @@ class Gate:
 
     async def get(self, path: str, patience: float = 30.0) -> str:
         """Return the API's answer; raise AcquireTimeout if our turn did not come within ``patience`` seconds."""
-        async with self._semaphore.acquire(WEIGHTS[path], timeout=patience), self._session.get(path) as answer:
+        async with self._semaphore.acquire(weight=WEIGHTS[path], timeout=patience), self._session.get(path) as answer:
             answer.raise_for_status()
             return await answer.text()
 

@@ -201,8 +201,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     @explains_words_of_redis_py
     def acquire(
         self,
-        weight: int = 1,
         *,
+        weight: int = 1,
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         identity: Name | None = None,
@@ -232,7 +232,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
     @explains_words_of_redis_py
     def try_acquire(
-        self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
+        self, *, weight: int = 1, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
     ) -> Acquiring[Lease | None]:
         """Return a lease, or None if the permits are not free or somebody waits for some. One round trip.
 

@@ -65,23 +65,23 @@ GONE_INTERVAL = 0.04
 """Seconds between two looks whether the client has gone, while its request waits: aiohttp has no event for that."""
 
 
-def cleanup_ctx_of(source: Source) -> Callable[[web.Application], AsyncIterator[None]]:
+def cleanup_ctx_of(client: Source) -> Callable[[web.Application], AsyncIterator[None]]:
     """Return a context for ``app.cleanup_ctx`` that puts a client and its coordinator into the application.
 
     They are ``app[REDIS]`` and ``app[SYNC]``.
 
     Args:
-        source: One of three. A client: the context makes a coordinator at the start and closes it at the end. A
+        client: One of three. A client: the context makes a coordinator at the start and closes it at the end. A
             function without arguments that returns a client or a `Coordinator`: it is called at each start, and what it
             returned is closed at the end, including the client of a coordinator. A `Coordinator`: it is not closed.
 
     Raises:
-        TypeError: The source is none of these.
+        TypeError: The client is none of these.
     """
-    _web.check_source(source)
+    _web.check_source(client)
 
     async def context(app: web.Application) -> AsyncIterator[None]:
-        async with _web.running(source) as state:
+        async with _web.running(client) as state:
             app[REDIS], app[SYNC] = state["redis"], state["sync"]
             yield
 

@@ -44,22 +44,22 @@ MAX_AHEAD = 65_536
 """Bytes of a body that are read before its request is admitted; then it is the client's turn to wait."""
 
 
-def lifespan_of(source: Source) -> Callable[[object], AbstractAsyncContextManager[SyncState]]:
+def lifespan_of(client: Source) -> Callable[[object], AbstractAsyncContextManager[SyncState]]:
     """Return a lifespan for Starlette that puts a client and its coordinator into the state, for `Limit` among others.
 
     FastAPI applications use [`lifespan_of`][redis_sync_aio.contrib.fastapi.lifespan_of] of the module for FastAPI.
 
     Args:
-        source: As for that function.
+        client: As for that function.
 
     Raises:
-        TypeError: The source is none of those.
+        TypeError: The client is none of those.
     """
-    _web.check_source(source)
+    _web.check_source(client)
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[SyncState]:
-        async with _web.running(source) as state:
+        async with _web.running(client) as state:
             yield state
 
     return lifespan

@@ -52,7 +52,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, object] 
 
 
 def lifespan_of(
-    source: Source, *others: Lifespan, may_outlive: Collection[Callable[..., object]] = ()
+    client: Source, *others: Lifespan, may_outlive: Collection[Callable[..., object]] = ()
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[SyncState]]:
     """Return a lifespan that puts a client and its coordinator into the state: ``request.state.redis`` and ``.sync``.
 
@@ -60,7 +60,7 @@ def lifespan_of(
     another dependency with ``yield``: a session that commits there is not protected by the lease any more.
 
     Args:
-        source: One of three. A client: the lifespan makes a coordinator at the start and closes it at the end. A
+        client: One of three. A client: the lifespan makes a coordinator at the start and closes it at the end. A
             function without arguments that returns a client or a `Coordinator`: it is called at each start, and what it
             returned is closed at the end, including the client of a coordinator. A `Coordinator`: it is not closed.
         others: Other lifespans. They are entered in this order after the coordinator was made, and left before it is
@@ -69,7 +69,7 @@ def lifespan_of(
             it protects. There is no warning about them.
 
     Raises:
-        TypeError: The source is none of these. At the start of the application: a route has a parameter whose
+        TypeError: The client is none of these. At the start of the application: a route has a parameter whose
             annotation is text that names nothing in its module, which FastAPI would always answer with 422.
 
     Example:
@@ -84,7 +84,7 @@ def lifespan_of(
                 yield {**state, "version": 7}
         ```
     """
-    _web.check_source(source)
+    _web.check_source(client)
     for other in others:
         require_function(other, "a lifespan")
     harmless = [_callable(one, "may_outlive") for one in may_outlive]
@@ -94,7 +94,7 @@ def lifespan_of(
         check_annotations(app)
         check_ends(app, _holding_of, harmless)
         async with AsyncExitStack() as stack:
-            state = await stack.enter_async_context(_web.running(source))
+            state = await stack.enter_async_context(_web.running(client))
             for other in others:
                 state |= cast("SyncState", await stack.enter_async_context(other(app)) or {})
             yield state

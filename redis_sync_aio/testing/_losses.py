@@ -77,32 +77,32 @@ async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
             await _lose(part, reason)
 
 
-async def steal(source: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 60.0) -> str:
+async def steal(client: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 60.0) -> str:
     """Take a lock by force, as a client that disregards it would, and return the token that holds it now.
 
     Holders in this event loop have noticed the loss when this returns (reason "taken"). Others notice at their next
     renewal. Waiters go on waiting. ``await lock.release(identity=token)`` gives the lock to the next of them.
 
     Args:
-        source: An asyncio client or a `Coordinator`, on the server of the lock.
+        client: An asyncio client or a `Coordinator`, on the server of the lock.
         name: The name of a lock. Semaphores and read/write locks have other keys.
         ttl: How long the lock is taken: seconds or timedelta.
     """
-    key, token = AsyncLock(source, name)._keys.all[0], f"stolen:{secrets.token_hex(8)}"
-    await _put(client_of(source), key, token, ttl_ms(ttl))
+    key, token = AsyncLock(client, name)._keys.all[0], f"stolen:{secrets.token_hex(8)}"
+    await _put(client_of(client), key, token, ttl_ms(ttl))
     for hub in _hubs_here():
         for grant in [it for it in hub.all_leases() if it.keys.all[0] == key]:
             await _notice(grant, "taken")
     return token
 
 
-def freeze_renewals(source: Client | CoordinatorLike) -> AbstractContextManager[None]:
+def freeze_renewals(client: Client | CoordinatorLike) -> AbstractContextManager[None]:
     """Send no renewals in the ``with`` block, so that leases end with their ttl (reason "expired").
 
     `Lease.extend` still works. At the end of the block the leases that are still held are renewed.
 
     Args:
-        source: A `Coordinator`, or a client, which stands for its implicit coordinator.
+        client: A `Coordinator`, or a client, which stands for its implicit coordinator.
 
     Raises:
         RuntimeError: Renewals are frozen already.
@@ -116,7 +116,7 @@ def freeze_renewals(source: Client | CoordinatorLike) -> AbstractContextManager[
             await lease.wait_lost()
         ```
     """
-    return _Frozen(_frozen(source))
+    return _Frozen(_frozen(client))
 
 
 class _Frozen(AbstractContextManager[None]):
@@ -133,8 +133,8 @@ class _Frozen(AbstractContextManager[None]):
 
 
 @contextmanager
-def _frozen(source: Client | CoordinatorLike) -> Iterator[None]:
-    hub = hub_of(source)
+def _frozen(client: Client | CoordinatorLike) -> Iterator[None]:
+    hub = hub_of(client)
     renewals: Any = hub.manager.renewals
     if "renew_if_due" in vars(renewals):
         raise RuntimeError("the renewals of this coordinator are frozen already")

@@ -51,7 +51,7 @@ async def test_ls_and_show_tell_holder_and_waiters(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
 ) -> None:
     """As text for a pipe, and as JSON."""
-    async with sync.lock("look:orders"), sync.semaphore("look:slots", limit=3).acquire(2):
+    async with sync.lock("look:orders"), sync.semaphore("look:slots", limit=3).acquire(weight=2):
         waiting = asyncio.create_task(other.lock("look:orders").acquire())
         await seen(redis, "look:orders", lambda it: len(it.waiters) == 1)
         url = ("--url", server.url)

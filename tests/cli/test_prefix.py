@@ -50,7 +50,7 @@ async def test_ls_and_show_tell_the_names_of_the_tenant_only(
 ) -> None:
     """As the tenant wrote them; the same names of others are other locks."""
     async with sync.lock("orders"), sync.lock("hidden"):
-        async with mine.lock("orders") as lease, mine.semaphore("slots:{1}", limit=3).acquire(2):
+        async with mine.lock("orders") as lease, mine.semaphore("slots:{1}", limit=3).acquire(weight=2):
             listed = await ran("ls", "--json")
             assert [(it["name"], it["kind"]) for it in json.loads(listed.stdout)["names"]] == [
                 ("orders", "lock"),

@@ -189,7 +189,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
 @pytest.mark.ci
 async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator) -> None:
     semaphore = sync.semaphore(NAME, limit=3, ttl=TTL)
-    async with semaphore.acquire(2):
+    async with semaphore.acquire(weight=2):
         assert command_process("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
         heavy = ["--limit", "3", "--weight", "2"]
         assert command("run", "-n", *heavy, NAME, "--", "true", REDIS_URL=server.url).returncode == 1

@@ -36,7 +36,7 @@ async def line_up(sem: AsyncSemaphore, *weights: int) -> list[asyncio.Task[Lease
     before = (await sem.statistics()).waiters
     tasks: list[asyncio.Task[Lease]] = []
     for number, weight in enumerate(weights, start=before + 1):
-        tasks.append(asyncio.create_task(sem.acquire(weight)))
+        tasks.append(asyncio.create_task(sem.acquire(weight=weight)))
         await wait_until(waits(sem, number), FAST, timeout=5)
     return tasks
 
@@ -80,7 +80,7 @@ async def test_p1_never_more_than_the_limit(sync: Coordinator, other: Coordinato
         sem = semaphore(sync if number % 2 else other, limit)
         for turn in range(4):
             weight = 1 + (number + turn) % 3
-            async with sem.acquire(weight, timeout=20) as lease:
+            async with sem.acquire(weight=weight, timeout=20) as lease:
                 assert lease.weight == weight
                 inside += weight
                 peak = max(peak, inside)
@@ -113,21 +113,21 @@ async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
     sem = semaphore(sync, 20_000)
     await sem.locked()
     hub_of(sync).retry_for = 60  # so many at the same time, on a busy machine
-    heavy = [await sem.acquire(5000), await sem.acquire(5000)]
+    heavy = [await sem.acquire(weight=5000), await sem.acquire(weight=5000)]
     light = await asyncio.gather(*(sem.acquire() for _ in range(10_000 if hub_of(sync).pushes else 500)))
     found = await sem.statistics()
     assert found.held == 10_000 + len(light)
     assert len(found.holders) == 100
     assert len({lease.fence for lease in (*light, *heavy)}) == len(light) + 2
-    assert await sem.try_acquire(20_000 - found.held + 1) is None
+    assert await sem.try_acquire(weight=20_000 - found.held + 1) is None
     await light.pop().release()
-    rest = await sem.acquire(20_000 - found.held + 1)
+    rest = await sem.acquire(weight=20_000 - found.held + 1)
     await rest.release()
     await heavy[0].release()
     permits = sem._keys.all[0]
     past: dict[Any, float] = dict.fromkeys(await redis.zrange(permits, 0, -1), 1)
     await redis.zadd(permits, past)
-    whole = await sem.try_acquire(20_000)
+    whole = await sem.try_acquire(weight=20_000)
     assert whole is not None
     found = await sem.statistics()
     assert [(holder.identity, holder.weight) for holder in found.holders] == [(whole.token, 20_000)]
@@ -141,11 +141,11 @@ async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
 async def test_p2_grants_follow_arrival_whatever_their_weights(sync: Coordinator, other: Coordinator) -> None:
     """P2, P8: fences rise in the order in which the requests arrived."""
     sem, theirs = semaphore(sync, 3), semaphore(other, 3)
-    holder = await sem.acquire(3)
+    holder = await sem.acquire(weight=3)
     fences: dict[int, int] = {}
 
     async def use(number: int, one: AsyncSemaphore, weight: int) -> None:
-        async with one.acquire(weight) as lease:
+        async with one.acquire(weight=weight) as lease:
             fences[number] = lease.fence
 
     weights = (1, 3, 1, 1, 2, 1, 3, 2, 2, 1)
@@ -200,7 +200,7 @@ async def test_p2_a_heavy_request_that_gives_up_lets_the_others_in(sync: Coordin
 async def test_p9_one_release_grants_as_many_as_fit(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
     """P2, P9: ten waiters get what one release frees, with one command and none of their own."""
     sem, theirs = semaphore(sync, 10), semaphore(other, 10)
-    holder = await sem.acquire(10)
+    holder = await sem.acquire(weight=10)
     tasks = await line_up(theirs, *(1,) * 7, 3, 2, 1)
     before = (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
     await holder.release()
@@ -218,7 +218,7 @@ async def test_p9_one_release_grants_as_many_as_fit(sync: Coordinator, other: Co
 async def test_p2_a_grant_lets_in_the_waiters_that_fit_behind_it(sync: Coordinator) -> None:
     """P2: also when the head took its permits by asking again, not by a push (its holder's key was deleted)."""
     sem = semaphore(sync, 4)
-    await sem.acquire(4)
+    await sem.acquire(weight=4)
     tasks = await line_up(sem, 2, 1, 1, 1)
     await sem._client.delete(sem._keys.all[0])
     ask_again(sem, most=1)
@@ -237,7 +237,7 @@ async def test_p2_a_grant_lets_in_the_waiters_that_fit_behind_it(sync: Coordinat
 async def test_a_weight_above_the_limit_is_refused_at_the_call(sync: Coordinator, redis: Redis, method: str) -> None:
     sem = semaphore(sync, 3)
     with pytest.raises(ValueError, match="never fits into the limit 3"):
-        await getattr(sem, method)(4)
+        await getattr(sem, method)(weight=4)
     assert await redis.exists(*sem._keys.all) == 0
 
 
@@ -247,7 +247,7 @@ async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinat
     sem = semaphore(sync, None)
     for use in (sem.acquire, sem.try_acquire):
         with pytest.raises(LimitMismatch, match="a weight of 4 never fits into its limit of 3") as caught:
-            await use(4)
+            await use(weight=4)
         assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, None, 3)
     await all_free(sem)
     assert not hub_of(sync).resources
@@ -257,8 +257,8 @@ async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinat
 async def test_a_timeout_says_how_many_of_how_many(sync: Coordinator, other: Coordinator, share: bool) -> None:
     expected = {3: "did not have 2 of its 3 permits free", None: "did not have 2 of its permits free"}
     sems = [semaphore(sync, limit, share=share) for limit in expected]
-    async with semaphore(other, 3).acquire(2):
-        errors = await asyncio.gather(*(sem.acquire(2, timeout=2) for sem in sems), return_exceptions=True)
+    async with semaphore(other, 3).acquire(weight=2):
+        errors = await asyncio.gather(*(sem.acquire(weight=2, timeout=2) for sem in sems), return_exceptions=True)
     for error, words in zip(errors, expected.values(), strict=True):
         assert isinstance(error, AcquireTimeout)
         assert f"{NAME!r} {words} within 2.0 seconds: held by " in str(error)
@@ -268,7 +268,7 @@ async def test_a_timeout_says_how_many_of_how_many(sync: Coordinator, other: Coo
 async def test_another_limit_is_refused_and_changes_nothing(sync: Coordinator, other: Coordinator) -> None:
     """The error names both limits. Who came first is not disturbed, nor is who takes the server's."""
     first, second, third = semaphore(sync, 3), semaphore(other, 5), semaphore(other, None)
-    async with first.acquire(2):
+    async with first.acquire(weight=2):
         for use in (second.acquire, second.try_acquire):
             with pytest.raises(LimitMismatch, match="its limit is 3, not 5") as caught:
                 await use()
@@ -277,7 +277,7 @@ async def test_another_limit_is_refused_and_changes_nothing(sync: Coordinator, o
         assert await third.get_limit() == await second.get_limit() == 3
         async with third.acquire():
             assert await third.try_acquire() is None
-    async with second.acquire(5):  # an implied limit gives way when all is free
+    async with second.acquire(weight=5):  # an implied limit gives way when all is free
         with pytest.raises(LimitMismatch, match="its limit is 5, not 3"):
             await first.acquire()
     await all_free(third)
@@ -301,7 +301,7 @@ async def test_the_servers_limit_before_there_is_one(sync: Coordinator, redis: R
 
 async def test_growing_grants_waiting_heads_immediately(sync: Coordinator, other: Coordinator) -> None:
     sem, admin = semaphore(sync, 2), semaphore(other, None)
-    holder = await sem.acquire(2)
+    holder = await sem.acquire(weight=2)
     tasks = await line_up(sem, 1, 2, 2, 1)
     await admin.resize(5)
     leases = await granted(*tasks[:2])
@@ -340,7 +340,7 @@ async def test_shrinking_takes_nothing_and_gives_nothing_until_it_fits(sync: Coo
     await leases.pop().release()
     for lease in (*leases, *await granted(tasks[1])):
         await lease.release()
-    async with admin.acquire(2):
+    async with admin.acquire(weight=2):
         assert await admin.locked()
     await all_free(admin)
 
@@ -348,7 +348,7 @@ async def test_shrinking_takes_nothing_and_gives_nothing_until_it_fits(sync: Coo
 async def test_a_waiter_heavier_than_the_new_limit_is_told(sync: Coordinator, other: Coordinator) -> None:
     """LimitMismatch; the request behind it goes on waiting, and gets what fits."""
     sem, admin = semaphore(sync, 4), semaphore(other, None)
-    holder = await sem.acquire(3)
+    holder = await sem.acquire(weight=3)
     tasks = await line_up(sem, 4, 1, 3, 2)
     await admin.resize(2)
     await holder.release()
@@ -367,7 +367,7 @@ async def test_a_waiter_heavier_than_the_new_limit_is_told(sync: Coordinator, ot
 async def test_a_waiter_too_heavy_since_its_own_object_was_resized_is_told(sync: Coordinator) -> None:
     """That it never fits: to ask again would be of no use."""
     sem = semaphore(sync, 4)
-    holder = await sem.acquire(3)
+    holder = await sem.acquire(weight=3)
     tasks = await line_up(sem, 4)
     await sem.resize(2)
     with pytest.raises(LimitMismatch, match="a weight of 4 never fits into its limit of 2") as caught:
@@ -382,5 +382,5 @@ async def test_resize_of_a_name_nobody_used(sync: Coordinator, redis: Redis) -> 
     await sem.resize(3)
     assert await sem.get_limit() == 3
     assert await redis.pttl(sem._keys.all[1]) > 0
-    async with sem.acquire(3):
+    async with sem.acquire(weight=3):
         assert await sem.locked()

@@ -41,7 +41,7 @@ class Arena:
 
     async def hold(self, *weights: int) -> None:
         """Somebody else holds these, and lets them go one after the other as soon as somebody waits."""
-        leases = [await self.theirs.acquire(weight, timeout=5) for weight in weights]
+        leases = [await self.theirs.acquire(weight=weight, timeout=5) for weight in weights]
         self.helpers.append(asyncio.create_task(self._let_go(leases)))
 
     async def _let_go(self, leases: list[Lease]) -> None:
@@ -67,32 +67,32 @@ class Arena:
     async def check_free(self) -> None:
         """All of it can be had: by this process in order, and by others when what was sent has arrived."""
         for sem in (self.sem, self.theirs):
-            await (await sem.acquire(LIMIT, timeout=5)).release()
+            await (await sem.acquire(weight=LIMIT, timeout=5)).release()
         found = await self.theirs.statistics()
         assert (found.held, found.waiters, found.holders) == (0, 0, ()), found
 
 
 async def weighted(arena: Arena) -> None:
-    async with arena.sem.acquire(3) as lease:
+    async with arena.sem.acquire(weight=3) as lease:
         await lease.extend(20)
 
 
 async def several(arena: Arena) -> None:
-    async with arena.sem.acquire(2), arena.sem.acquire(3):
+    async with arena.sem.acquire(weight=2), arena.sem.acquire(weight=3):
         assert await arena.sem.try_acquire() is None
 
 
 async def weighted_by_hand_over(arena: Arena) -> None:
     """It gets them from the second release: the first one frees too few."""
     await arena.hold(2, 3)
-    async with arena.sem.acquire(4, timeout=20):
+    async with arena.sem.acquire(weight=4, timeout=20):
         await asyncio.sleep(0)
 
 
 async def by_identity_and_hand_over(arena: Arena) -> None:
     await arena.hold(5)
-    async with arena.sem.acquire(2, identity="worker-7"):
-        await arena.sem.acquire(1, identity="worker-7")
+    async with arena.sem.acquire(weight=2, identity="worker-7"):
+        await arena.sem.acquire(weight=1, identity="worker-7")
 
 
 async def resized(arena: Arena) -> None:
@@ -168,7 +168,7 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator,
 
     async def section(weight: int, timeout: float | None) -> None:
         nonlocal used, entered
-        async with chance.choice(sems).acquire(weight, timeout=timeout):
+        async with chance.choice(sems).acquire(weight=weight, timeout=timeout):
             used += weight
             entered += 1
             assert used <= LIMIT
@@ -197,7 +197,7 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator,
         await asyncio.gather(*(contend() for _ in range(20)))
     async with Timed() as took:
         for sem in sems:
-            await (await sem.acquire(LIMIT, timeout=2)).release()
+            await (await sem.acquire(weight=LIMIT, timeout=2)).release()
     assert took.waited < 0.2
     found = await sems[0].statistics()
     assert (found.held, found.waiters) == (0, 0)
@@ -212,10 +212,10 @@ async def test_p5_the_head_that_others_wait_for_is_cancelled(sync: Coordinator, 
     sem, theirs = (AsyncSemaphore(one, NAME, limit=LIMIT) for one in (sync, other))
     granted = 0
     for turns in (*range(-5, 25), *range(25, 60, 5)):
-        holder = await theirs.acquire(2)
-        heavy = asyncio.create_task(sem.acquire(LIMIT))
+        holder = await theirs.acquire(weight=2)
+        heavy = asyncio.create_task(sem.acquire(weight=LIMIT))
         await wait_until(waits(theirs, 1), FAST, timeout=5)
-        light = asyncio.create_task(theirs.acquire(4))
+        light = asyncio.create_task(theirs.acquire(weight=4))
         await wait_until(waits(theirs, 2), FAST, timeout=5)
         if turns < 0:
             heavy.cancel()
@@ -234,7 +234,7 @@ async def test_p5_the_head_that_others_wait_for_is_cancelled(sync: Coordinator, 
         assert (await theirs.statistics()).held == 4
         await lease.release()
     assert granted < 37
-    assert await sem.acquire(LIMIT, timeout=0)
+    assert await sem.acquire(weight=LIMIT, timeout=0)
 
 
 @pytest.mark.parametrize("way", ["link"])
@@ -242,7 +242,7 @@ async def test_p5_a_batch_meets_cancellations(sync: Coordinator, other: Coordina
     """P5, B2: one release grants six; three of them are cancelled some turns after it: the next ones get theirs."""
     sem, theirs = (AsyncSemaphore(one, NAME, limit=6) for one in (sync, other))
     for turns in range(25):
-        holder = await theirs.acquire(6)
+        holder = await theirs.acquire(weight=6)
         tasks = [asyncio.create_task(sem.acquire()) for _ in range(6)]
         await wait_until(waits(theirs, 6), FAST, timeout=5)
         behind = [asyncio.create_task(theirs.acquire()) for _ in range(3)]
@@ -263,7 +263,7 @@ async def test_p5_a_batch_meets_cancellations(sync: Coordinator, other: Coordina
         for lease in kept:
             lease.check()
             await lease.release()
-    assert await sem.acquire(6, timeout=0)
+    assert await sem.acquire(weight=6, timeout=0)
 
 
 def test_p5_the_sweeps_inject_enough() -> None:

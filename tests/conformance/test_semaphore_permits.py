@@ -51,7 +51,7 @@ async def capacity(sem: AsyncSemaphore, limit: int) -> None:
 async def test_statistics(sync: Coordinator, other: Coordinator) -> None:
     """Who holds what, those whose lease ends first at the front; the waiters, in order."""
     sem = semaphore(sync, 5)
-    one = await sem.acquire(2, identity="worker-7", ttl=20)
+    one = await sem.acquire(weight=2, identity="worker-7", ttl=20)
     two = await sem.acquire(ttl=10)
     found = await sem.statistics()
     assert (found.limit, found.held, found.available, found.fence) == (5, 3, 2, two.fence)
@@ -61,7 +61,7 @@ async def test_statistics(sync: Coordinator, other: Coordinator) -> None:
         assert ttl - 1 < holder.remaining <= ttl
     assert not await sem.locked()
     theirs = semaphore(other, 5)
-    waiting = [asyncio.create_task(theirs.acquire(4, identity=f"waiter-{n}")) for n in range(3)]
+    waiting = [asyncio.create_task(theirs.acquire(weight=4, identity=f"waiter-{n}")) for n in range(3)]
     await wait_until(waits(sem, 3), FAST, timeout=5)
     assert (await sem.statistics()).waiting == ("waiter-0", "waiter-1", "waiter-2")
     for task in waiting:
@@ -116,10 +116,10 @@ async def test_statistics_behind_tombstones(sync: Coordinator, redis: Redis) -> 
 async def test_the_same_identity_is_the_same_permit(sync: Coordinator, other: Coordinator) -> None:
     """Not a second one, and of the same weight, whatever it asks for; another connection may release it."""
     sem, theirs = semaphore(sync, 3), semaphore(other, None)
-    first = await sem.acquire(2, identity="worker-7")
+    first = await sem.acquire(weight=2, identity="worker-7")
     for one in (sem, theirs):
         for weight in (1, 2, 3):
-            again = await one.acquire(weight, identity="worker-7", timeout=15)
+            again = await one.acquire(weight=weight, identity="worker-7", timeout=15)
             assert (again.token, again.identity, again.fence) == ("worker-7", "worker-7", first.fence)
             assert again.weight == first.weight == 2
     assert (await sem.statistics()).held == 2
@@ -184,10 +184,10 @@ async def test_p1_release_leaves_the_leases_of_other_tasks_alone(sync: Coordinat
 async def test_p1_an_identity_that_waits_twice_gets_one_permit(sync: Coordinator, other: Coordinator) -> None:
     """P1: the second request finds what the first was granted: the same fence, and the same weight."""
     sem, theirs = semaphore(sync, 2), semaphore(other, 2)
-    holder = await sem.acquire(2)
-    first = asyncio.create_task(sem.acquire(2, identity="worker-7"))
+    holder = await sem.acquire(weight=2)
+    first = asyncio.create_task(sem.acquire(weight=2, identity="worker-7"))
     await wait_until(waits(sem, 1), FAST, timeout=5)
-    second = asyncio.create_task(theirs.acquire(1, identity="worker-7"))
+    second = asyncio.create_task(theirs.acquire(weight=1, identity="worker-7"))
     await wait_until(waits(sem, 2), FAST, timeout=5)
     await holder.release()
     async with asyncio.timeout(5):
@@ -203,7 +203,7 @@ async def test_p5_an_identity_that_waited_twice_and_gave_up_once(sync: Coordinat
     """P5: the second request is cancelled when its turn comes; the first one's permit stays."""
     sem, theirs = semaphore(sync, 2), semaphore(other, 2)
     for turns in range(12):
-        holder = await sem.acquire(2)
+        holder = await sem.acquire(weight=2)
         first = asyncio.create_task(sem.acquire(identity="worker-7"))
         await wait_until(waits(sem, 1), FAST, timeout=5)
         second = asyncio.create_task(theirs.acquire(identity="worker-7"))
@@ -229,7 +229,7 @@ async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: 
     """P6: the waiter has them within 0.2 s of that; the old holder is told, and takes nothing back."""
     sem, theirs = semaphore(sync, 3), semaphore(other, 3)
     kept = await sem.acquire()
-    gone = await AsyncSemaphore(sync, NAME, limit=3, auto_renew=False, ttl=0.3).acquire(2)
+    gone = await AsyncSemaphore(sync, NAME, limit=3, auto_renew=False, ttl=0.3).acquire(weight=2)
     waiting = [asyncio.create_task(theirs.acquire()), asyncio.create_task(sem.acquire())]
     remaining = gone.remaining()
     async with asyncio.timeout(5), Timed() as took:
@@ -321,7 +321,7 @@ async def test_p6_d2_one_of_its_keys_is_lost(sync: Coordinator, redis: Redis, lo
 async def test_d2_permits_are_lost_while_their_weights_are_not(sync: Coordinator, redis: Redis, use: str) -> None:
     """D2: no command fails in a strange way, and none takes the lost permit for one that is held."""
     sem = semaphore(sync, 2)
-    lease = await sem.acquire(2, identity="worker-7")
+    lease = await sem.acquire(weight=2, identity="worker-7")
     await redis.delete(sem._keys.all[0])
     if use == "acquire again":
         again = await sem.acquire(identity="worker-7")
@@ -409,8 +409,8 @@ async def test_d10_out_of_memory(way: str) -> None:
     ):
         sem, theirs = semaphore(sync, 3, ttl=0.6), semaphore(other, 3)
         for _ in range(20):
-            held = [await sem.acquire(), await sem.acquire(2)]
-            waiting = [asyncio.create_task(theirs.acquire(weight)) for weight in (2, 1)]
+            held = [await sem.acquire(), await sem.acquire(weight=2)]
+            waiting = [asyncio.create_task(theirs.acquire(weight=weight)) for weight in (2, 1)]
             await wait_until(waits(sem, 2), FAST, timeout=5)
             await client.config_set("maxmemory", 1)
             for one in (sem, theirs):

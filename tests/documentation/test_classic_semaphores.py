@@ -319,7 +319,7 @@ async def test_p6_a_crash_leaks_no_permits(server: EmbeddedServer, sync: Coordin
         await wait_until(waits(semaphore), FAST, timeout=15)
         for child in children:
             child.kill()
-        lease = await semaphore.acquire(3, timeout=3)
+        lease = await semaphore.acquire(weight=3, timeout=3)
         assert (await semaphore.statistics()).held == 3
         await lease.release()
     assert ((await semaphore.statistics()).held, (await semaphore.statistics()).waiters) == (0, 0)

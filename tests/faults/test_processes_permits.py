@@ -52,7 +52,7 @@ async def queue_up(sem: AsyncSemaphore, *wanted: tuple[Child, int]) -> list[asyn
 async def assert_free(sem: AsyncSemaphore) -> None:
     found = await sem.statistics()
     assert (found.held, found.waiters) == (0, 0)
-    await (await sem.acquire(LIMIT, timeout=0)).release()
+    await (await sem.acquire(weight=LIMIT, timeout=0)).release()
 
 
 async def test_p6_a1_a_killed_holders_permits_come_back(
@@ -65,7 +65,7 @@ async def test_p6_a1_a_killed_holders_permits_come_back(
         await opened(server, *children)
         for child in children:
             dead = await child.permits(NAME, ttl, 3, LIMIT)
-            waiting = [asyncio.create_task(sem.acquire(weight)) for weight in (2, 1)]
+            waiting = [asyncio.create_task(sem.acquire(weight=weight)) for weight in (2, 1)]
             await wait_until(waits(sem, 2), FAST, timeout=15)
             child.kill()
             begin = time.monotonic()
@@ -90,7 +90,7 @@ async def test_p2_a2_killed_waiters_are_skipped(
 ) -> None:
     """P2: without delay, whatever they weigh; those behind them get what they would have got."""
     weights = (3, 4, 2, 1)
-    holder = await sem.acquire(LIMIT)
+    holder = await sem.acquire(weight=LIMIT)
     with crew.children(4) as children:
         await opened(server, *children)
         grants = await queue_up(sem, *zip(children, weights, strict=True))
@@ -114,7 +114,7 @@ async def test_p2_a2_a_killed_waiter_that_does_not_fit_keeps_nobody_out(
     server: EmbeddedServer, sem: AsyncSemaphore, redis: Redis, crew: Crew
 ) -> None:
     """P2: it is the head, too heavy for what is free, and dead: those behind it who fit are let in immediately."""
-    kept, gone = await sem.acquire(2), await sem.acquire(2)
+    kept, gone = await sem.acquire(weight=2), await sem.acquire(weight=2)
     with crew.children(3) as children:
         await opened(server, *children)
         heavy, *light = children
@@ -136,7 +136,7 @@ async def test_p3_a2_a_waiter_that_does_not_fit_is_killed_later(
     server: EmbeddedServer, sem: AsyncSemaphore, redis: Redis, crew: Crew, room: str
 ) -> None:
     """P2, P3: there was room for those behind it, and it was alive then. Somebody looks, within a claim (0.3 s)."""
-    kept, gone = await sem.acquire(2), await sem.acquire(2)
+    kept, gone = await sem.acquire(weight=2), await sem.acquire(weight=2)
     with crew.children(3) as children:
         await opened(server, *children)
         heavy, *light = children
@@ -164,7 +164,7 @@ async def test_p6_a4_stopped_beyond_the_ttl(server: EmbeddedServer, sem: AsyncSe
         child = children[0]
         await child.permits(NAME, 0.3, 3, LIMIT)
         child.stop()
-        leases = [await sem.acquire(weight, timeout=3) for weight in (1, 3)]
+        leases = [await sem.acquire(weight=weight, timeout=3) for weight in (1, 3)]
         child.go_on()
         with pytest.raises(Failed) as caught:
             await child.release()
@@ -229,6 +229,6 @@ async def test_p1_contending_processes_one_dies_now_and_then(
     assert used == 0
     assert 1 < peak <= LIMIT
     assert len(fences) == len(set(fences))
-    lease: Lease = await sem.acquire(LIMIT, timeout=2)
+    lease: Lease = await sem.acquire(weight=LIMIT, timeout=2)
     assert lease.fence > max(fences)
     await lease.release()

@@ -41,7 +41,7 @@ async def check_all_free(w: Wired) -> int:
     """Nobody holds any, nobody waits, and the whole can be had. Return its fence."""
     found = await theirs(w).statistics()
     assert (found.held, found.waiters, found.holders) == (0, 0, ()), found
-    whole = await theirs(w).try_acquire(LIMIT)
+    whole = await theirs(w).try_acquire(weight=LIMIT)
     assert whole is not None
     await whole.release()
     return whole.fence
@@ -61,9 +61,9 @@ async def held(w: Wired, *leases: Lease) -> None:
 
 async def weighted_contended(w: Wired, arm: Arm) -> int:
     """A heavy request waits for two holders, and a light one behind it for nothing else."""
-    one, two = await ours(w).acquire(3), await theirs(w).acquire(2)
+    one, two = await ours(w).acquire(weight=3), await theirs(w).acquire(weight=2)
     arm(ACQUIRE)
-    heavy = asyncio.create_task(ours(w).acquire(4))
+    heavy = asyncio.create_task(ours(w).acquire(weight=4))
     await w.queued()
     light = asyncio.create_task(theirs(w).acquire())
     await w.queued(2)
@@ -78,10 +78,10 @@ async def weighted_contended(w: Wired, arm: Arm) -> int:
 
 async def release_to_several(w: Wired, arm: Arm) -> int:
     """The release whose answer is lost has granted three waiters; the next copy of it grants nobody else."""
-    kept, lease = await ours(w).acquire(), await ours(w).acquire(4)
+    kept, lease = await ours(w).acquire(), await ours(w).acquire(weight=4)
     waiting = []
     for number, weight in enumerate((1, 2, 1, 1), start=1):
-        waiting.append(asyncio.create_task(theirs(w).acquire(weight)))
+        waiting.append(asyncio.create_task(theirs(w).acquire(weight=weight)))
         await w.queued(number)
     arm(RELEASE)
     await lease.release()
@@ -98,10 +98,10 @@ async def release_to_several(w: Wired, arm: Arm) -> int:
 
 async def resize(w: Wired, arm: Arm) -> int:
     """Growing grants who fits, once."""
-    holder = await theirs_of(w, LIMIT).acquire(4)
+    holder = await theirs_of(w, LIMIT).acquire(weight=4)
     waiting = []
     for number, weight in enumerate((2, 1, 3), start=1):
-        waiting.append(asyncio.create_task(theirs(w).acquire(weight)))
+        waiting.append(asyncio.create_task(theirs(w).acquire(weight=weight)))
         await w.queued(number)
     admin = ours(w)
     arm(RESIZE)
@@ -135,15 +135,15 @@ async def test_sweep_of_several_permits(server: EmbeddedServer, operation: Opera
 
 async def repeated_and_released(w: Wired, arm: Arm) -> None:
     arm(ACQUIRE)
-    lease = await ours(w).acquire(2)
+    lease = await ours(w).acquire(weight=2)
     await held(w, lease)
     await lease.release()
 
 
 async def queued_and_released(w: Wired, arm: Arm) -> None:
-    holder = await theirs_of(w, LIMIT).acquire(LIMIT)
+    holder = await theirs_of(w, LIMIT).acquire(weight=LIMIT)
     arm(ACQUIRE)
-    waiting = asyncio.create_task(ours(w).acquire(2))
+    waiting = asyncio.create_task(ours(w).acquire(weight=2))
     await w.queued()
     await holder.release()
     lease = await waiting
@@ -154,16 +154,16 @@ async def queued_and_released(w: Wired, arm: Arm) -> None:
 async def cancelled_while_it_asks(w: Wired, arm: Arm) -> None:
     await ours(w).statistics()  # connected
     rule = arm(ACQUIRE)
-    acquiring = asyncio.create_task(ours(w).acquire(2))
+    acquiring = asyncio.create_task(ours(w).acquire(weight=2))
     await rule.fired.wait() if rule.action is not PASS else await asyncio.sleep(0)
     acquiring.cancel()
     await asyncio.wait([acquiring])
 
 
 async def cancelled_while_queued(w: Wired, arm: Arm) -> None:
-    holder = await theirs_of(w, LIMIT).acquire(LIMIT)
+    holder = await theirs_of(w, LIMIT).acquire(weight=LIMIT)
     arm(ACQUIRE)
-    waiting = asyncio.create_task(ours(w).acquire(2))
+    waiting = asyncio.create_task(ours(w).acquire(weight=2))
     await w.queued()
     waiting.cancel()
     await asyncio.wait([waiting])
@@ -171,10 +171,10 @@ async def cancelled_while_queued(w: Wired, arm: Arm) -> None:
 
 
 async def timed_out(w: Wired, arm: Arm) -> None:
-    holder = await theirs_of(w, LIMIT).acquire(LIMIT)
+    holder = await theirs_of(w, LIMIT).acquire(weight=LIMIT)
     arm(ACQUIRE)
     with pytest.raises((AcquireTimeout, Unreachable)):
-        await ours(w).acquire(2, timeout=0.5)
+        await ours(w).acquire(weight=2, timeout=0.5)
     await holder.release()
 
 
@@ -226,7 +226,7 @@ async def test_p4_an_identity_is_never_spent(server: EmbeddedServer, mode: str, 
         fence = 0
         for _ in range(3):
             w.proxy.on(ACQUIRE, (WIRE | ANSWERS)[fault])
-            lease = await ours(w).acquire(2, identity="worker-7")
+            lease = await ours(w).acquire(weight=2, identity="worker-7")
             assert lease.fence > fence
             fence = lease.fence
             await lease.release()

@@ -70,12 +70,12 @@ async def test_a_heavy_waiter_that_is_cut_while_others_settle_is_ahead_of_those_
     async with wired(server, retry_for=15.0) as w:
         theirs = permits(w.other, engine)
         one = await theirs.acquire()
-        heavy = asyncio.create_task(permits(w.sync, engine).acquire(LIMIT))
+        heavy = asyncio.create_task(permits(w.sync, engine).acquire(weight=LIMIT))
         await waiters(theirs, 1)
         opened = w.sync.connections
         async with cut(w):
             two = await theirs.acquire(timeout=15)  # it fits behind the first, of which nobody knows whether it lives
-            late = asyncio.create_task(theirs.acquire(LIMIT))
+            late = asyncio.create_task(theirs.acquire(weight=LIMIT))
             await waiters(theirs, 1)
             rule = w.proxy.on(ACQUIRE, coming_back) if engine == "lua" else None
         await waiters(theirs, 2)
@@ -98,7 +98,7 @@ async def test_a_heavy_waiter_that_is_back_before_others_settle_keeps_its_place(
     async with wired(server, retry_for=15.0) as w:
         theirs = permits(w.other, engine)
         one = await theirs.acquire()
-        heavy = asyncio.create_task(permits(w.sync, engine).acquire(LIMIT))
+        heavy = asyncio.create_task(permits(w.sync, engine).acquire(weight=LIMIT))
         await waiters(theirs, 1)
         async with cut(w):
             pass
@@ -157,10 +157,10 @@ async def test_a_waiter_that_comes_back_gets_what_is_free_before_those_that_wait
     """Its turn came while it was cut, and the next one is too heavy for what is free. It does not wait for that one."""
     async with wired(server, retry_for=15.0) as w:
         theirs = permits(w.other, engine)
-        one, two = await theirs.acquire(), await theirs.acquire(2)
+        one, two = await theirs.acquire(), await theirs.acquire(weight=2)
         light = asyncio.create_task(permits(w.sync, engine).acquire())
         await waiters(theirs, 1)
-        heavy = asyncio.create_task(theirs.acquire(LIMIT))
+        heavy = asyncio.create_task(theirs.acquire(weight=LIMIT))
         await waiters(theirs, 2)
         async with cut(w):
             await one.release()
@@ -179,7 +179,7 @@ async def test_a_waiter_that_was_passed_over_and_is_cancelled_leaves_nothing(
     async with wired(server, retry_for=15.0) as w:
         theirs = permits(w.other, engine)
         one = await theirs.acquire()
-        tasks = [asyncio.create_task(permits(w.sync, engine).acquire(LIMIT)) for _ in range(2)]
+        tasks = [asyncio.create_task(permits(w.sync, engine).acquire(weight=LIMIT)) for _ in range(2)]
         await waiters(theirs, 2)
         async with cut(w):
             await (await theirs.acquire(timeout=15)).release()
@@ -191,5 +191,5 @@ async def test_a_waiter_that_was_passed_over_and_is_cancelled_leaves_nothing(
         await asyncio.gather(*tasks, return_exceptions=True)
         await waiters(theirs, 0)
         await one.release()
-        async with theirs.acquire(LIMIT, timeout=15):
+        async with theirs.acquire(weight=LIMIT, timeout=15):
             pass

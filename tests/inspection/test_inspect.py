@@ -69,11 +69,11 @@ async def test_each_kind_is_told_by_its_keys(redis: Redis, sync: Coordinator, ot
     name = "of:{many}:kinds"
     async with (
         sync.lock(name),
-        sync.semaphore(name, limit=5).acquire(2),
+        sync.semaphore(name, limit=5).acquire(weight=2),
         sync.read_write_lock(name).read(),
         AsyncRobustLock(sync, "of:robust"),
     ):
-        waiting = asyncio.create_task(other.semaphore(name, limit=5).acquire(4))
+        waiting = asyncio.create_task(other.semaphore(name, limit=5).acquire(weight=4))
         writing = asyncio.create_task(other.read_write_lock(name).write().acquire())
 
         async def all_there() -> dict[Kind, NameView] | None:
@@ -182,7 +182,7 @@ async def test_every_way_to_connect_reads_the_same(
 ) -> None:
     """RESP2 and RESP3; a client that decodes replies; a coordinator."""
     decoding = make_client(protocol=protocol, decode_responses=True)
-    async with sync.lock("way:a"), sync.semaphore("way:b", limit=2).acquire(2):
+    async with sync.lock("way:a"), sync.semaphore("way:b", limit=2).acquire(weight=2):
         tokens = [[it.holders[0].token for it in await inspect(source, "way:*")] for source in (redis, decoding, sync)]
         assert tokens[0] == tokens[1] == tokens[2]
         assert len(tokens[0]) == 2

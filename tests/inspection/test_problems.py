@@ -162,7 +162,7 @@ async def test_lost_permits(redis: Redis, sync: Coordinator, lost: int) -> None:
 
 async def test_more_permits_than_there_are(redis: Redis, sync: Coordinator) -> None:
     semaphore = AsyncSemaphore(sync, "x", limit=3)
-    async with semaphore.acquire(3):
+    async with semaphore.acquire(weight=3):
         await semaphore.resize(1)
         assert "3 permits are held, and the limit is 1" in await problem(redis, "over_limit")
 

@@ -24,7 +24,7 @@ async def test_leases_and_waiting_tasks_are_told_with_their_tasks(sync: Coordina
     assert sync.statistics().held == ()
     assert sync.statistics().waiting == ()
     lease = await sync.lock("lock").acquire()
-    permits = await sync.semaphore("slots", limit=3).acquire(2, identity="me")
+    permits = await sync.semaphore("slots", limit=3).acquire(weight=2, identity="me")
     endless = await sync.lock("endless", ttl=None).acquire()
     both = AsyncReadWriteLock(sync, "both")
     async with AsyncRobustLock(sync, "robust"), both.read():

@@ -29,7 +29,7 @@ async def held(redis: Redis, sync: Coordinator) -> AsyncIterator[None]:
     async with (
         Coordinator(redis, push="never") as polling,
         sync.lock("x"),
-        sync.semaphore("s", limit=2).acquire(2),
+        sync.semaphore("s", limit=2).acquire(weight=2),
     ):
         tasks = [
             asyncio.create_task(polling.lock("x").acquire()),

@@ -138,7 +138,7 @@ async def test_of_two_that_attach_one_gets_it(sync: Coordinator, other: Coordina
 
 async def test_the_weight_of_permits_stays(sync: Coordinator, other: Coordinator) -> None:
     gpus = AsyncSemaphore(sync, "gpu", limit=4)
-    token = await (await gpus.acquire(3)).detach()
+    token = await (await gpus.acquire(weight=3)).detach()
     attached = await AsyncSemaphore(other, "gpu", limit=4).attach(token)
     assert attached.weight == 3
     assert (await gpus.statistics()).held == 3

@@ -135,7 +135,7 @@ async def test_what_was_cancelled_decides_nothing(sync: Coordinator, redis: Redi
     """Neither how many permits the next request gets nor on which side of a read/write lock."""
     semaphore, rw = AsyncSemaphore(sync, NAME, limit=5), AsyncReadWriteLock(sync, NAME)
     cases: list[tuple[Acquire, Acquire, int | None]] = [
-        (lambda: semaphore.acquire(1, **WHO), lambda: semaphore.acquire(3, **WHO), 3),
+        (lambda: semaphore.acquire(weight=1, **WHO), lambda: semaphore.acquire(weight=3, **WHO), 3),
         (lambda: rw.read().acquire(**WHO), lambda: rw.write().acquire(**WHO), None),
     ]
     for first, second, weight in cases:

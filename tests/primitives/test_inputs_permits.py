@@ -60,11 +60,11 @@ USES: Mapping[str, tuple[Use, Table]] = {
         {"1": (1, TypeError), "none": (None, TypeError)},
     ),
     "AsyncSemaphore(on_lost)": (lambda client, sem, bad: make(client, on_lost=bad), {"ignore": ("ignore", ValueError)}),
-    "acquire(weight)": (lambda client, sem, bad: sem.acquire(bad), NO_WEIGHT),
+    "acquire(weight)": (lambda client, sem, bad: sem.acquire(weight=bad), NO_WEIGHT),
     "acquire(timeout)": (lambda client, sem, bad: sem.acquire(timeout=bad), BAD_SECONDS),
     "acquire(ttl)": (lambda client, sem, bad: sem.acquire(ttl=bad), BAD_TTL),
     "acquire(identity)": (lambda client, sem, bad: sem.acquire(identity=bad), BAD_IDENTITY),
-    "try_acquire(weight)": (lambda client, sem, bad: sem.try_acquire(bad), NO_WEIGHT),
+    "try_acquire(weight)": (lambda client, sem, bad: sem.try_acquire(weight=bad), NO_WEIGHT),
     "resize(limit)": (lambda client, sem, bad: sem.resize(bad), {**BAD_PERMITS, "none": (None, TypeError)}),
     "release(identity)": (lambda client, sem, bad: sem.release(identity=bad), BAD_IDENTITY),
 }
@@ -137,7 +137,7 @@ async def test_a_ttl_may_be_a_timedelta(sync: Coordinator, ttl: Any) -> None:
 async def test_the_largest_numbers(sync: Coordinator, redis: Redis) -> None:
     """A thousand million permits, for ten years."""
     sem = make(sync, limit=1_000_000_000, ttl=timedelta(days=3650))
-    async with sem.acquire(999_999_999) as lease, sem.acquire() as other:
+    async with sem.acquire(weight=999_999_999) as lease, sem.acquire() as other:
         assert lease.remaining() > 3e8
         assert await sem.try_acquire() is None
         found = await sem.statistics()
@@ -161,9 +161,9 @@ async def test_e1_odd_names_and_identities_work_from_end_to_end(redis: Redis, na
     wire = name.encode() if isinstance(name, str) else name
     async with Coordinator(redis, push=push) as sync:
         sem = make(sync, name, 3)
-        async with sem.acquire(2, identity=name) as lease:
+        async with sem.acquire(weight=2, identity=name) as lease:
             assert (await sem.statistics()).holders[0].identity == lease.identity == lease.token
-            waiting = asyncio.create_task(sem.acquire(2, timeout=10, identity=wire + b"|2"))
+            waiting = asyncio.create_task(sem.acquire(weight=2, timeout=10, identity=wire + b"|2"))
             await wait_until(waits(sem), FAST, timeout=5)
             assert set(await redis.keys()) <= set(permit_keys(wire, "sem").all)
         async with asyncio.timeout(5):
@@ -215,8 +215,8 @@ async def test_d15_a_foreign_key_is_told_and_left_alone(redis: Redis, foreign: s
 async def test_d15_a_foreign_key_while_it_is_held(sync: Coordinator, redis: Redis, which: int) -> None:
     """Nothing is changed by a command that fails; when the key is back, all goes on: no permit is lost or doubled."""
     sem = make(sync, limit=3)
-    kept, lease = await sem.acquire(), await sem.acquire(2)
-    waiting = asyncio.create_task(sem.acquire(2))
+    kept, lease = await sem.acquire(), await sem.acquire(weight=2)
+    waiting = asyncio.create_task(sem.acquire(weight=2))
     await wait_until(waits(sem), FAST, timeout=5)
     before = await sem.statistics()
     key = sem._keys.all[which]

@@ -105,7 +105,7 @@ async def test_of_permits_the_next_hears_when_the_first_of_them_ends(
     async with tuned(make_client(), poll_cap=NEVER) as other:
         mine = AsyncSemaphore(sync, NAME, limit=2, auto_renew=False)
         one, two = await mine.acquire(), await mine.acquire()
-        waiter = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(2))
+        waiter = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(weight=2))
         await waiting(mine)
         await one.extend(0.2)
         await two.extend(0.3)

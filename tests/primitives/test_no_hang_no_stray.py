@@ -60,7 +60,7 @@ async def test_e2_an_int_of_another_type_is_that_number(
         async with gpus.acquire(weight=Permits.TWO) as lease:
             assert lease.weight == 2
             await gpus.resize(Permits.TWO)
-        assert await gpus.try_acquire(Permits.ONE) is not None
+        assert await gpus.try_acquire(weight=Permits.ONE) is not None
         assert await gpus.get_limit() == 2
     await client.aclose()
 

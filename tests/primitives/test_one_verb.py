@@ -118,7 +118,7 @@ async def test_bad_arguments_fail_at_the_call(sync: Coordinator) -> None:
     with pytest.raises(ValueError, match="timeout"):
         sync.lock("verb").acquire(timeout=-1)
     with pytest.raises(ValueError, match="weight"):
-        AsyncSemaphore(sync, "verb", 2).acquire(3)
+        AsyncSemaphore(sync, "verb", 2).acquire(weight=3)
 
 
 async def test_one_that_is_dropped_warns_as_a_coroutine_does(sync: Coordinator) -> None:

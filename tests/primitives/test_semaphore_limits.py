@@ -37,7 +37,7 @@ async def test_a_deployment_may_change_a_limit_that_nobody_uses(
         with pytest.raises(LimitMismatch, match="its limit is 4, not 6: use the same limit everywhere") as caught:
             await six.acquire()
         assert (caught.value.expected, caught.value.found) == (6, 4)
-    async with six.acquire(6):
+    async with six.acquire(weight=6):
         with pytest.raises(LimitMismatch, match="its limit is 6, not 4"):
             await four.try_acquire()
     async with four:
@@ -62,7 +62,7 @@ async def test_a_limit_that_somebody_waits_for_does_not_give_way(
         with pytest.raises(LimitMismatch, match="its limit is 1, not 2"):
             await semaphore(sync, 2, way).acquire()
         await (await asyncio.wait_for(waiter, 5)).release()
-        async with semaphore(sync, 2, way).acquire(2):
+        async with semaphore(sync, 2, way).acquire(weight=2):
             pass
 
 
@@ -75,8 +75,8 @@ async def test_keep_goes_by_the_limit_of_the_server_until_nobody_uses_it(
             assert await new.try_acquire() is None
             assert await new.get_limit() == 2
         with pytest.raises(LimitMismatch, match="a weight of 3 never fits into its limit of 2"):
-            await new.acquire(3)
-    async with new.acquire(3):
+            await new.acquire(weight=3)
+    async with new.acquire(weight=3):
         assert await new.get_limit() == 3
 
 
@@ -116,12 +116,12 @@ async def test_a_limit_that_resize_has_set_stays_until_the_next_resize(
             LimitMismatch, match=r"its limit is 2, not 4: resize\(\) set it, and only resize\(\) changes"
         ):
             await semaphore(sync, 4, way, **options).acquire()
-    async with semaphore(sync, 4, way, on_mismatch="keep").acquire(2):
+    async with semaphore(sync, 4, way, on_mismatch="keep").acquire(weight=2):
         assert await old.get_limit() == 2
     year_ms = 365 * 24 * 3_600_000
     assert await redis.pttl(old._keys.all[1]) > 10 * year_ms
     await semaphore(sync, None, {}).resize(4)
-    async with semaphore(sync, 4, way).acquire(4):
+    async with semaphore(sync, 4, way).acquire(weight=4):
         pass
 
 

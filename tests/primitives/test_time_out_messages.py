@@ -57,7 +57,7 @@ async def message(asked: Any, timeout: float = 0.2, **options: Any) -> str:
 @pytest.mark.parametrize("share", [False, True])
 async def test_permits_that_this_process_holds(sync: Coordinator, other: Coordinator, share: bool) -> None:
     ours, theirs = (AsyncSemaphore(one, NAME, limit=3, share=share) for one in (sync, other))
-    async with ours.acquire(2), ours:
+    async with ours.acquire(weight=2), ours:
         assert f"this process holds 3 of them. {ITSELF}" in await message(ours)
         assert f"held by {HERE}; wait longer" in await message(theirs)
 

@@ -66,10 +66,10 @@ async def test_p3_a_task_that_left_the_line_keeps_no_limit(redis: Redis, sync: C
     few = AsyncSemaphore(sync, NAME, limit=4, share=True)
     brief = AsyncSemaphore(sync, NAME, limit=4, ttl=0.1, auto_renew=False, share=True)
     apart = await AsyncSemaphore(sync, NAME, limit=4).acquire()  # the name is not forgotten here
-    holder, line = await few.acquire(3), few._keys.id
-    following = asyncio.create_task(brief.acquire(3))
+    holder, line = await few.acquire(weight=3), few._keys.id
+    following = asyncio.create_task(brief.acquire(weight=3))
     await in_line(sync, 1, line)
-    leaver = asyncio.create_task(few.acquire(3))
+    leaver = asyncio.create_task(few.acquire(weight=3))
     await in_line(sync, 2, line)
     await leaves(leaver, "cancelled")
     await holder.release()
@@ -78,8 +78,8 @@ async def test_p3_a_task_that_left_the_line_keeps_no_limit(redis: Redis, sync: C
 
     await AsyncSemaphore(other, NAME, limit=None).resize(5)
     more = AsyncSemaphore(sync, NAME, limit=5, share=True)
-    holder = await more.acquire(3)
-    waiter = asyncio.create_task(more.acquire(3))
+    holder = await more.acquire(weight=3)
+    waiter = asyncio.create_task(more.acquire(weight=3))
     await in_line(sync, 1, line)
     await more.resize(4)
     await holder.release()
@@ -266,13 +266,13 @@ async def test_a_task_that_does_not_wait_gets_a_free_permit_in_a_busy_turn(sync:
 async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
     """What is known of the tasks that asked for so many does not outlast them, however long the name is in use."""
     semaphore = AsyncSemaphore(sync, NAME, limit=1_000_000, share=True)
-    async with semaphore, semaphore.acquire(3):
+    async with semaphore, semaphore.acquire(weight=3):
         for weight in range(4, 300):
-            async with semaphore.acquire(weight):
+            async with semaphore.acquire(weight=weight):
                 pass
         (local,) = hub_of(sync).resources.values()
         assert len(cohorts_of(local)) < 20
-        async with semaphore.acquire(3) as again:
+        async with semaphore.acquire(weight=3) as again:
             assert again.weight == 3
         assert (await semaphore.statistics()).held == 4
 

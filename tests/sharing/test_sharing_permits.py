@@ -121,7 +121,7 @@ async def test_p3_word_of_what_is_on_its_way_back(sync: Coordinator, other: Coor
     first, second = await sem.acquire(), await sem.acquire()
     words: list[Callable[[], None]] = []
     on_wanted(sync, words.append)
-    waiting = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(2))
+    waiting = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(weight=2))
     await wait_until(lambda: bool(words), FAST, timeout=5)
     number = process_grant_of(first).number
     giving_back = asyncio.create_task(first.release())
@@ -139,7 +139,7 @@ async def test_p3_word_of_what_is_on_its_way_back(sync: Coordinator, other: Coor
 
 async def test_a_process_may_have_any_number_of_an_unknown_limit(sync: Coordinator, other: Coordinator) -> None:
     """As many as there are, and as soon as they are free."""
-    taken = await AsyncSemaphore(other, NAME, limit=100).acquire(60)
+    taken = await AsyncSemaphore(other, NAME, limit=100).acquire(weight=60)
     sem = semaphore(sync, limit=None)
     asking = [asyncio.create_task(sem.acquire()) for _ in range(100)]
     await wait_until(lambda: sum(task.done() for task in asking) == 40, FAST, timeout=5)
@@ -155,9 +155,9 @@ async def test_a_process_may_have_any_number_of_an_unknown_limit(sync: Coordinat
 async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
     """P1: what one task of weight 2 gives up is not handed to two of weight 1; nothing is stuck."""
     sem = semaphore(sync, 3)
-    heavy = await sem.acquire(2)
+    heavy = await sem.acquire(weight=2)
     light = await sem.acquire()
-    tasks = [asyncio.create_task(sem.acquire(weight)) for weight in (1, 2, 1, 2, 1)]
+    tasks = [asyncio.create_task(sem.acquire(weight=weight)) for weight in (1, 2, 1, 2, 1)]
     await wait_until(waits(sem, 5), FAST, timeout=5)
     await heavy.release()
     await light.release()
@@ -200,17 +200,17 @@ async def test_p3_all_lines_of_a_process_make_room_for_a_waiter(
 
     async def busy() -> None:
         while not stop:
-            async with sem.acquire(3 - idle):
+            async with sem.acquire(weight=3 - idle):
                 await asyncio.sleep(0)
 
     async def is_queued() -> bool:  # of the busy ones one has its permit, or none: not any more
         return (await sem.statistics()).waiters >= 5
 
     for _ in range(3):
-        stop, held = False, await sem.acquire(idle)
+        stop, held = False, await sem.acquire(weight=idle)
         tasks = [asyncio.create_task(busy()) for _ in range(5)]
         await wait_until(lambda: len(hub_of(sync).listeners) == 2, FAST, timeout=5)
-        whole = asyncio.create_task(semaphore(other if elsewhere else sync, 3).acquire(3))
+        whole = asyncio.create_task(semaphore(other if elsewhere else sync, 3).acquire(weight=3))
         await wait_until(is_queued, FAST, timeout=5)
         await held.release()
         await (await asyncio.wait_for(whole, 15)).release()
@@ -221,13 +221,13 @@ async def test_p3_all_lines_of_a_process_make_room_for_a_waiter(
 async def test_a_limit_that_is_changed_by_less_than_a_weight(sync: Coordinator) -> None:
     """P3: two tasks have permits of weight 3 together whether the limit is 7 or 6, and one if it is 5."""
     sem = semaphore(sync, 7)
-    first = await sem.acquire(3)
+    first = await sem.acquire(weight=3)
     for limit in (6, 7, 8, 6, 5, 7, 6):
         await sem.resize(limit)
         if limit == 5:
-            assert await sem.try_acquire(3) is None
+            assert await sem.try_acquire(weight=3) is None
         else:
-            await (await sem.acquire(3, timeout=15)).release()
+            await (await sem.acquire(weight=3, timeout=15)).release()
     await first.release()
 
 

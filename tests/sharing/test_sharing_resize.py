@@ -33,7 +33,7 @@ async def hold(sem: AsyncSemaphore, number: int) -> list[Lease]:
 
 async def line(sem: AsyncSemaphore, number: int, weight: int = 1, before: int = 0) -> list[asyncio.Task[Lease]]:
     """Start so many tasks, which wait behind those who waited ``before``."""
-    tasks = [asyncio.create_task(sem.acquire(weight)) for _ in range(number)]
+    tasks = [asyncio.create_task(sem.acquire(weight=weight)) for _ in range(number)]
     await wait_until(waits(sem, before + number), FAST, timeout=5)
     return tasks
 
@@ -116,9 +116,9 @@ async def test_all_permits_are_asked_for_where_only_the_server_knows_the_limit(
     """Where only the server knows the limit."""
     await (await semaphore(other, 20).acquire()).release()
     sem = semaphore(sync, None)
-    first = await sem.acquire(20, timeout=5)
+    first = await sem.acquire(weight=20, timeout=5)
     tasks = await line(sem, 2, 20)
-    assert await sem.try_acquire(20) is None
+    assert await sem.try_acquire(weight=20) is None
     await turn_by_turn(sem, [first], tasks, 20)
     await all_free(sem, sync)
 
@@ -155,7 +155,7 @@ async def test_a_waiter_stays_in_line_when_the_limit_is_lowered(sync: Coordinato
 @both_ways
 async def test_a_waiter_for_more_than_the_new_limit_is_refused(sync: Coordinator, share: bool) -> None:
     sem = semaphore(sync, 4, share=share)
-    lease = await sem.acquire(3)
+    lease = await sem.acquire(weight=3)
     tasks = await line(sem, 2, 3)
     await sem.resize(2)
     await lease.release()
@@ -163,7 +163,7 @@ async def test_a_waiter_for_more_than_the_new_limit_is_refused(sync: Coordinator
         with pytest.raises(LimitMismatch, match="a weight of 3 never fits into its limit of 2") as caught:
             await soon(task)
         assert (caught.value.expected, caught.value.found) == (4, 2)
-    await (await sem.acquire(2, timeout=5)).release()
+    await (await sem.acquire(weight=2, timeout=5)).release()
     await all_free(sem, sync)
 
 
@@ -182,7 +182,7 @@ async def test_back_and_forth(sync: Coordinator) -> None:
 
 async def test_a_request_while_the_limit_is_being_changed_is_not_refused(sync: Coordinator, other: Coordinator) -> None:
     """Its request reaches the server behind the change, with the old limit: that is an error of nobody else."""
-    theirs = await semaphore(other, 3, share=False).acquire(3)
+    theirs = await semaphore(other, 3, share=False).acquire(weight=3)
     sem = semaphore(sync, 3)
     await sem.resize(3)  # so that the server knows the script
     tasks = await line(sem, 2)

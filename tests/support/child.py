@@ -322,7 +322,7 @@ class Worker:
 
         assert self.sync is not None
         semaphore = AsyncSemaphore(self.sync, name, limit=int(limit), ttl=float(ttl))
-        return self.acquired(slot, await semaphore.acquire(int(weight), identity=identity))
+        return self.acquired(slot, await semaphore.acquire(weight=int(weight), identity=identity))
 
     async def do_robust(self, slot: str, name: str, ttl: str) -> dict[str, object]:
         from redis_sync_aio import AsyncRobustLock

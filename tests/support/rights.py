@@ -33,7 +33,7 @@ async def every_permit(admin: Any, *syncs: Coordinator) -> None:
         await semaphore.resize(2)
         assert await semaphore.get_limit() == 2
         for lost in permit_keys(ORDERS.encode(), "sem").all[:2]:
-            heavy = await semaphore.acquire(2, timeout=2)
+            heavy = await semaphore.acquire(weight=2, timeout=2)
             await admin.delete(lost)
             await (await semaphore.acquire(timeout=2)).release()
             with pytest.raises(LeaseLost):

@@ -115,7 +115,7 @@ class Permits(Wanted):
 
     def door(self, sync: Coordinator, weight: int) -> Door:
         permits = AsyncSemaphore(sync, NAME, limit=self.limit, ttl=LEASE, engine=self.engine)
-        return Door(partial(permits.acquire, weight), partial(permits.try_acquire, weight))
+        return Door(partial(permits.acquire, weight=weight), partial(permits.try_acquire, weight=weight))
 
     def left(self, server: Any) -> object:
         permits, state = self.keys.all[:2]

@@ -57,7 +57,7 @@ KINDS: dict[str, Make] = {
     "lock": lambda sync, name: AsyncLock(sync, name).acquire(),
     "lock without ttl": lambda sync, name: AsyncLock(sync, name, ttl=None).acquire(),
     "identity": lambda sync, name: AsyncLock(sync, name).acquire(identity="worker-7"),
-    "permits": lambda sync, name: AsyncSemaphore(sync, name, limit=3).acquire(2),
+    "permits": lambda sync, name: AsyncSemaphore(sync, name, limit=3).acquire(weight=2),
     "reader": lambda sync, name: AsyncReadWriteLock(sync, name).read().acquire(),
     "writer": lambda sync, name: AsyncReadWriteLock(sync, name).write().acquire(),
     "reentrant": _nested,
@@ -184,8 +184,8 @@ async def test_the_tombstone_of_a_permit_guards_nothing(it: Wired, own: Coordina
 
 async def test_an_identity_that_asked_again_for_more_still_holds(it: Wired, own: Coordinator) -> None:
     permits = AsyncSemaphore(own, f"{it.key}:lock", limit=3)
-    first = await permits.acquire(1, identity="worker-7")
-    second = await permits.acquire(3, identity="worker-7")
+    first = await permits.acquire(weight=1, identity="worker-7")
+    second = await permits.acquire(weight=3, identity="worker-7")
     for lease in (first, second):
         async with lease.transaction() as tx:
             tx.multi()

@@ -320,7 +320,7 @@ async def test_a_task_that_waits_for_itself(sync: Coordinator, told: Told) -> No
 async def test_long_waits_for_permits(sync: Coordinator, other: Coordinator, told: Told) -> None:
     """Of a semaphore it is said how many permits are held; of a read/write lock, who reads or writes."""
     rw = AsyncReadWriteLock(other, "config", ttl=30)
-    held = await AsyncSemaphore(other, NAME, limit=3, ttl=30).acquire(3), await rw.read().acquire()
+    held = await AsyncSemaphore(other, NAME, limit=3, ttl=30).acquire(weight=3), await rw.read().acquire()
     waiting = [
         asyncio.create_task(AsyncSemaphore(sync, NAME, limit=3).acquire()),
         asyncio.create_task(AsyncReadWriteLock(sync, "config").write().acquire()),

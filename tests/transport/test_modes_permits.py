@@ -22,7 +22,7 @@ async def permits_work(source: Redis | Coordinator, client: Redis, observer: Red
     name, identity = wire_of(client, NAME), wire_of(client, "\u00e9mile")
     semaphore, both = AsyncSemaphore(source, NAME, limit=2, ttl=20), AsyncReadWriteLock(source, NAME, ttl=20)
     sem, rw = permit_keys(name, "sem"), permit_keys(name, "rw")
-    lease = await semaphore.acquire(2, timeout=5)
+    lease = await semaphore.acquire(weight=2, timeout=5)
     assert await observer.zrange(sem.all[0], 0, -1) == [lease._grant.wire_token]
     assert await semaphore.try_acquire() is None
     waiting = asyncio.create_task(semaphore.acquire(timeout=20, identity="\u00e9mile"))

@@ -129,15 +129,15 @@ async def lock_statistics(found: LockStatistics) -> None:
 async def semaphores(sync: Coordinator) -> None:
     """Permits."""
     semaphore = AsyncSemaphore(sync, "name", limit=5, on_mismatch="keep", max_waiting=10)
-    assert_type(await semaphore.acquire(2, timeout=1), Lease)
-    assert_type(await semaphore.try_acquire(2), Lease | None)
+    assert_type(await semaphore.acquire(weight=2, timeout=1), Lease)
+    assert_type(await semaphore.try_acquire(weight=2), Lease | None)
     assert_type(semaphore.limit, int | None)
     assert_type(await semaphore.get_limit(), int)
     assert_type(await semaphore.resize(7), None)
     found = await semaphore.statistics()
     assert_type(found, SemaphoreStatistics)
     assert_type(found.holders, tuple[PermitHolder, ...])
-    async with semaphore.acquire(2) as lease:
+    async with semaphore.acquire(weight=2) as lease:
         assert_type(lease, Lease)
 
 

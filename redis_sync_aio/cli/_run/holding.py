@@ -132,8 +132,8 @@ class Holding:
         try_acquire: Callable[[], Awaitable[BaseLease | None]]
         if plan.limit is not None:
             semaphore = sync.semaphore(plan.name, limit=plan.limit, ttl=plan.ttl, on_lost="event")
-            acquire = partial(semaphore.acquire, plan.weight)
-            try_acquire = partial(semaphore.try_acquire, plan.weight)
+            acquire = partial(semaphore.acquire, weight=plan.weight)
+            try_acquire = partial(semaphore.try_acquire, weight=plan.weight)
         elif plan.side == "lock":
             lock = sync.lock(plan.name, ttl=plan.ttl, on_lost="event")
             acquire, try_acquire = lock.acquire, lock.try_acquire
