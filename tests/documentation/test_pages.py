@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "tests/README.md")
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]) if DOCS.exists() else []
 PROGRAMS = {
+    "api-in-one-page.md",
     "CONTRIBUTING.md",
     "benchmarks.md",
     "tutorial.md",
@@ -49,6 +50,17 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the documentation is 
 
 def name_of(page: Path) -> str:
     return page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix()
+
+
+WORDS_OF_ONE_PAGE = 600
+
+
+def test_the_api_in_one_page_is_one_page() -> None:
+    """Two tables, and what a reader can keep in mind. Its code counts, too."""
+    text = (DOCS / "api-in-one-page.md").read_text("utf-8").split("---\n", 2)[2]
+    text = re.sub("<!--.*?-->", "", text, flags=re.S)
+    assert len(text.split()) <= WORDS_OF_ONE_PAGE
+    assert text.count("\n|---") == 2
 
 
 def each(pages: list[Path]) -> list[object]:
