@@ -102,6 +102,6 @@ async def queued(lock: AsyncLock, count: int) -> None:
     """Wait until the server reports ``count`` waiters. This is exact, where a sleep would be slow or wrong."""
 
     async def reached() -> bool:
-        return (await lock.statistics()).waiters == count
+        return (await lock.statistics()).waiting == count
 
     await wait_until(reached, timeout=5)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._acquire.binding import Binding
 from ._acquire.options import CoordinatorOptions, Push, hub_options
-from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, statistics_of
 from ._acquire.until_signal import UntilSignal
 from ._client.cluster import Cluster
 from ._client.owned import owned_client, refuse_client_options
@@ -47,7 +46,7 @@ from .jobs import forget, idempotent, once, once_per
 if TYPE_CHECKING:
     from ._inspection.views import NameView
 
-__all__ = ["Coordinator", "CoordinatorStatistics", "HeldHere", "Push", "WaitingHere"]
+__all__ = ["Coordinator", "Push"]
 
 
 class Coordinator:
@@ -252,14 +251,20 @@ class Coordinator:
         hub = self._binding.started
         return None if hub is None else hub.executor.connection_error
 
-    def statistics(self) -> CoordinatorStatistics:
-        """Return what this process holds and waits for, since when, and in which tasks. Sends no command.
+    def statistics(self) -> tuple[NameView, ...]:
+        """Return what this process holds and waits for, since when, and in which tasks; sorted by name. Asks no server.
 
-        Raises WrongContext in another event loop. See `redis_sync_aio.inspection` for what the server knows.
+        The views are those of [`inspect`][redis_sync_aio.inspection.inspect], but of this process alone: its tasks are
+        the holders and the waiters, and what only the server knows is None. `inspect` has what all processes do.
+
+        Raises:
+            WrongContext: The coordinator belongs to another event loop or process.
         """
+        from ._acquire.statistics import statistics_of  # noqa: PLC0415
+
         hub = self._binding.started
         if hub is None or hub.why_closed is not None:
-            return CoordinatorStatistics()
+            return ()
         hub.check_context()
         return statistics_of(hub)
 

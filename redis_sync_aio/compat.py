@@ -47,7 +47,7 @@ from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
 from ._engine.commands import Send
-from ._engine.replies import LockView, read_inspect, read_renew
+from ._engine.replies import read_renew
 from ._leases.acquired import Acquired
 from ._leases.grant import Grant
 from ._scripts.constants import FOREVER, Released, Renewed
@@ -56,6 +56,7 @@ from .errors import SyncError, Unreachable
 
 if TYPE_CHECKING:
     from ._core.events import WithdrawnOutcome
+    from ._inspection.views import HolderView
 
 __all__ = ["Lock"]
 
@@ -321,10 +322,10 @@ class Lock(RedisLock):
     async def _extend(self, token: bytes, more: float, replace_ttl: bool) -> Literal[True]:
         asked, left = now(), 0.0
         if not replace_ttl:
-            view = await self._look()
-            if view.holder != token or view.left is None:
+            holder = await self._holder()
+            if holder is None or holder.token != text(token) or holder.remaining is None:
                 raise self._error("Cannot extend a lock that's no longer owned", LockNotOwnedError)
-            left = view.left - (now() - asked)
+            left = holder.remaining - (now() - asked)
         return await self._set(token, left + more, "extend")
 
     def reacquire(self) -> Awaitable[Literal[True]]:
@@ -349,15 +350,17 @@ class Lock(RedisLock):
 
     async def locked(self) -> bool:
         """Return whether anybody holds the lock."""
-        return (await self._look()).holder is not None
+        return await self._holder() is not None
 
     async def owned(self) -> bool:
         """Return whether the lock is held with the caller's token."""
-        holder = (await self._look()).holder
-        return holder is not None and holder == self._token()
+        holder, token = await self._holder(), self._token()
+        return holder is not None and token is not None and holder.token == text(token)
 
-    async def _look(self) -> LockView:
-        return read_inspect(await self._ask(lambda commands, delivery: commands.inspect(self._keys, 1, delivery)))
+    async def _holder(self) -> HolderView | None:
+        with redis_errors():
+            view = await hub_of(self.redis).look(self._keys, 1, whole=False)
+        return view.holders[0] if view.holders else None
 
     async def _ask(self, send: Send) -> Reply:
         with redis_errors():

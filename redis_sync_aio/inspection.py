@@ -178,7 +178,11 @@ class _Look:
     async def _read(self, server: Server, names: Sequence[Keys]) -> dict[Keys, NameView]:
         readings = [(keys, reading_of(keys, self.shown)) for keys in names]
         replies = await server.ask([it.first_asked(server.time) for _, it in readings])
-        told = [(keys, it) for (keys, it), reply in zip(readings, replies, strict=True) if it.first(reply) or self.idle]
+        told = [
+            (keys, it)
+            for (keys, it), reply in zip(readings, replies, strict=True)
+            if it.first(reply, server.time) or self.idle
+        ]
         if not self.of_cluster and (moved := next((it.moved for _, it in readings if it.moved), None)) is not None:
             raise moved  # the caller took the node of a cluster for a server
         told = [(keys, it) for keys, it in told if it.known]
@@ -189,5 +193,7 @@ class _Look:
             here = {channel: heard for channel, heard in listening.items() if channel not in absent}
             listening = here | await self.elsewhere(absent)
         replies = await server.ask([it.then_asked() for _, it in told])
-        views = {keys: it.view(reply, server, listening) for (keys, it), reply in zip(told, replies, strict=True)}
+        views = {
+            keys: it.view(reply, server.address, listening) for (keys, it), reply in zip(told, replies, strict=True)
+        }
         return {keys: view for keys, view in views.items() if self.idle or not view.idle}

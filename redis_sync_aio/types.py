@@ -5,18 +5,16 @@ from __future__ import annotations
 from ._acquire.binding import CoordinatorLike
 from ._acquire.options import CoordinatorOptions
 from ._client.settings import Client, RedisClient, ValkeyClient
-from ._coordinator import CoordinatorStatistics, HeldHere, Push, WaitingHere
+from ._coordinator import Push
 from ._core.arguments import Json, Name, Seconds
 from ._core.keys import Engine
 from ._leases.hold import Acquiring, OnLost
 from ._leases.lease import BaseLease, GuardingLease, WriteLease
 from ._primitives.election import Leader, Term
-from ._primitives.lock import LockStatistics
 from ._primitives.multilock import MultiLease
-from ._primitives.redlock import RedlockLease, RedlockStatistics
+from ._primitives.redlock import RedlockLease
 from ._primitives.robust import RobustLease
-from ._primitives.rwlock import ReadSide, ReadWriteStatistics, WriteSide
-from ._primitives.semaphore import PermitHolder, SemaphoreStatistics
+from ._primitives.rwlock import ReadSide, WriteSide
 from ._recovery.record import Abandoned
 from ._recovery.undo import UndoSteps
 from ._transaction import Transaction, WatchRetry
@@ -34,33 +32,25 @@ __all__ = [
     "Committed",
     "CoordinatorLike",
     "CoordinatorOptions",
-    "CoordinatorStatistics",
     "Engine",
     "GuardedTransaction",
     "GuardingLease",
-    "HeldHere",
     "Json",
     "Leader",
-    "LockStatistics",
     "LossReason",
     "MultiLease",
     "Name",
     "OnLost",
-    "PermitHolder",
     "Push",
     "ReadSide",
-    "ReadWriteStatistics",
     "RedisClient",
     "RedlockLease",
-    "RedlockStatistics",
     "RobustLease",
     "Seconds",
-    "SemaphoreStatistics",
     "Term",
     "Transaction",
     "UndoSteps",
     "ValkeyClient",
-    "WaitingHere",
     "WatchRetry",
     "WriteLease",
     "WriteSide",

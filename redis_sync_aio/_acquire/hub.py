@@ -15,8 +15,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from .._client.cluster import Cluster
+from .._client.error_replies import with_own_errors
 from .._client.owned import OwnedClient
-from .._client.resp import Reply, Words
+from .._client.resp import Replies, Reply, Words
 from .._client.settings import address_of, connect_timeout_of, running_loop
 from .._client.topology import servers_of
 from .._core import logs
@@ -47,6 +48,10 @@ from .resource import ContentionListener, Resource
 
 if TYPE_CHECKING:
     from .._core.observers import Observers
+    from .._inspection.views import NameView
+
+SHOWN = 100
+"""Most holders and waiters that statistics list."""
 
 
 class Hub:
@@ -173,10 +178,16 @@ class Hub:
             if not goes_on:
                 call.forget()
 
-    async def read(self, keys: Keys, *commands: Words) -> list[Reply]:
+    async def read(self, keys: Keys, *commands: Words) -> Replies:
         """Run ``commands``, which only read ``keys``, at one moment; return the replies, that of TIME first."""
-        found: list[Reply] = await self.ask(lambda to, delivery: to.read(keys, commands, delivery))
-        return found
+        return with_own_errors(await self.ask(lambda to, delivery: to.read(keys, commands, delivery)))
+
+    async def look(self, keys: Keys, shown: int = SHOWN, *, whole: bool = True) -> NameView:
+        """Return the view of a name: ``whole`` in two round trips, else in one, without details."""
+        from .._inspection.over_link import look  # noqa: PLC0415
+
+        self.check()
+        return await look(self.read, self.servers, keys, shown, whole=whole)
 
     # -- whether it may be used ------------------------------------------------------------------------
 

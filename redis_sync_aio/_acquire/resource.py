@@ -72,10 +72,6 @@ class LocalSharing(Protocol):
         """Iterate over the futures that the waiting tasks await."""
         ...
 
-    def without_ticket(self) -> int:
-        """Return how many tasks wait without a ticket of their own."""
-        ...
-
     def refuse_waiter(self, waiter: Waiter, why: Callable[[bool], Exception | None]) -> None:
         """End the wait for ``waiter`` with the error that ``why`` returns, if any; it is told whether that reads."""
         ...
@@ -240,10 +236,6 @@ class Resource:
         if self.sharing is not None:
             yield from self.sharing.waiters()
 
-    def behind_tickets(self) -> int:
-        """Return how many tasks wait without a ticket of their own."""
-        return 0 if self.sharing is None else self.sharing.without_ticket()
-
     def give_up(self, why: str) -> Iterator[None]:
         """End all waits with CoordinatorClosed, one with each step."""
         error = CoordinatorClosed.while_waiting(self.name, why, self.hub.held_back)
@@ -312,13 +304,6 @@ class Resource:
         """Index the leases that tasks share by task if there are many."""
         if self.sharing is not None:
             self.sharing.list_shares()
-
-    def task_of(self, token: bytes | None) -> str | None:
-        """Return the name of the task whose turn it is with the shared grant of ``token``, if there is one."""
-        shares = () if self.sharing is None else self.sharing.shares()
-        owners = (share.acquirer for share in shares if share.wire_token == token)
-        tasks = [task for owner in owners if owner is not None and (task := owner()) is not None]
-        return tasks[0].get_name() if tasks else None
 
     def on_contention(self) -> None:
         """Stop handing over among tasks after a while: other clients wait for the name at the server."""

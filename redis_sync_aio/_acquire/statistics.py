@@ -4,131 +4,89 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import replace
+from typing import Any
 
+from .._client.settings import address_of
 from .._core.clock import now
-from .._core.keys import Keys, PermitKeys
+from .._core.display import text
+from .._core.keys import Maker, PermitKeys, label_of
+from .._inspection.parties import access, holder
+from .._inspection.reading import kind_of
+from .._inspection.views import HolderView, NameView, WaiterView
 from .._leases.grant import Grant
 from .._scripts.constants import WRITER_WEIGHT
-from .acquisition import Acquisition
+from .hub import Hub
 from .resource import Resource
 
-Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read", "write", "event", "latch", "barrier"]
 
-
-@dataclass(frozen=True, slots=True)
-class HeldHere:
-    """A lease of this process.
-
-    Attributes:
-        name: The name of the lock. A reentrant lock and a multi-lock are shown as the locks that they are made of.
-        kind: "lock", "robust", "semaphore", "read" or "write"; for a moment "event", "latch" or "barrier".
-        token: The token of the lease.
-        identity: The identity that the caller gave. None: it gave none.
-        label: The text by which people know the holder, as of `Lease`.
-        fence: The fence of the lease.
-        weight: How many permits the lease has; 1 for all but semaphores.
-        held_for: Seconds since the grant, when this was asked for.
-        remaining: Seconds for which it is certainly held unless it is renewed. None: it has no end.
-        task: The name of the task that acquired it. None: the task has ended, or an identity or another lease owns it.
-    """
-
-    name: str
-    kind: Kind
-    token: str
-    identity: str | None
-    label: str
-    fence: int
-    weight: int
-    held_for: float
-    remaining: float | None
-    task: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingHere:
-    """A task of this process that waits.
-
-    Attributes:
-        name: The name of the lock, as for `HeldHere`.
-        kind: The kind of the lock, as for `HeldHere`.
-        waited: Seconds since it asked. None: the task shares, and waits for another task of this process.
-        task: The name of the task. None: it is not known.
-    """
-
-    name: str
-    kind: Kind
-    waited: float | None
-    task: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorStatistics:
-    """The leases and waits of a coordinator, by name: the view of this process, without asking the server.
-
-    Attributes:
-        held: The leases, sorted by name; those of one name by age, the oldest first.
-        waiting: The tasks that wait, sorted by name.
-    """
-
-    held: tuple[HeldHere, ...] = ()
-    waiting: tuple[WaitingHere, ...] = ()
-
-
-class CountedHub(Protocol):
-    """The hub, as its statistics know it."""
-
-    loop: asyncio.AbstractEventLoop
-    resources: dict[bytes, Resource]
-
-
-def statistics_of(hub: CountedHub) -> CoordinatorStatistics:
+def statistics_of(hub: Hub) -> tuple[NameView, ...]:
     """Return what a hub holds and waits for."""
-    waiters: dict[Any, str] = {
+    tasks: dict[Any, str] = {
         waiter: task.get_name()
         for task in asyncio.all_tasks(hub.loop)
         if (waiter := getattr(task, "_fut_waiter", None)) is not None
     }
-    held, waiting = list[HeldHere](), list[WaitingHere]()
-    for resource in sorted(hub.resources.values(), key=lambda it: it.name):
-        held += [_held(resource, grant) for grant in resource.held()]
-        waiting += _waiting(resource, waiters)
-    return CoordinatorStatistics(tuple(held), tuple(waiting))
+    found = [_view(hub, resource, tasks) for resource in hub.resources.values()]
+    return tuple(sorted((it for it in found if not it.idle), key=lambda it: (it.name, it.kind)))
 
 
-def _held(resource: Resource, grant: Grant) -> HeldHere:
-    owners = [grant, *(grant.group.shares if grant.group is not None else ())]
-    tasks = [task for it in owners if it.acquirer is not None and (task := it.acquirer()) is not None]
-    kind = kind_of(resource.keys, grant.weight)
-    remaining = grant.remaining()
-    return HeldHere(
-        resource.name,
-        kind,
-        grant.token,
-        grant.identity,
-        grant.label,
-        grant.fence,
-        grant.weight if kind == "semaphore" else 1,
-        now() - grant.since,
-        None if remaining == float("inf") else remaining,
-        tasks[0].get_name() if tasks else None,
+def _view(hub: Hub, resource: Resource, tasks: dict[Any, str]) -> NameView:
+    permits = WRITER_WEIGHT if isinstance(resource.keys, PermitKeys) and resource.keys.kind == "rw" else 0
+    maker = Maker.of(b"%b0" % resource.endpoint.token_prefix)
+    assert maker is not None
+    holders = tuple(_holder(grant, maker, permits) for grant in resource.held())
+    waiters = tuple(_waiters(resource, maker, permits, tasks))
+    return NameView(
+        name=resource.name,
+        kind=kind_of(resource.keys),
+        server=address_of(hub.client),
+        holders=holders,
+        waiters=waiters,
+        held=sum(it.weight for it in holders),
+        waiting=len(waiters),
+        limit=None,
+        available=None,
+        fence=max((it.fence for it in holders if it.fence is not None), default=None),
     )
 
 
-def _waiting(resource: Resource, waiters: dict[Any, str]) -> Iterator[WaitingHere]:
-    begun: dict[Any, Acquisition] = {it.taker: it for it in resource.acquisitions.values()}
+def _holder(grant: Grant, maker: Maker, permits: int) -> HolderView:
+    owners = [grant, *(grant.group.shares if grant.group is not None else ())]
+    tasks = [task for it in owners if it.acquirer is not None and (task := it.acquirer()) is not None]
+    left = grant.remaining()
+    view = holder(
+        grant.wire_token,
+        0,
+        grant.fence,
+        None if left == float("inf") else left,
+        listening={},
+        weight=grant.weight or 1,
+        permits=permits,
+    )
+    name = tasks[0].get_name() if tasks else None
+    return replace(view, host=maker.host, pid=maker.pid, held_for=now() - grant.since, task=name)
+
+
+def _waiters(resource: Resource, maker: Maker, permits: int, tasks: dict[Any, str]) -> Iterator[WaiterView]:
+    asked: dict[Any, tuple[bytes, bytes, float, int]] = {
+        it.taker: (it.token, it.token, it.begun, it.weight) for it in resource.acquisitions.values()
+    }
+    sharing: Any = resource.sharing
+    for cohort in () if sharing is None else sharing.all.values():
+        for future, request, _ in cohort.line:
+            asked[future] = b"", b"%b%b0" % (request.label, resource.endpoint.token_prefix), 0.0, request.weight
     for future in resource.waiters():
-        acquisition = begun.get(future)
-        waited = None if acquisition is None or not acquisition.begun else now() - acquisition.begun
-        weight = 0 if acquisition is None else acquisition.weight
-        yield WaitingHere(resource.name, kind_of(resource.keys, weight), waited, waiters.get(future))
-
-
-def kind_of(keys: Keys, weight: int) -> Kind:
-    """Return the kind of a name, or of the side of a read/write lock that has so much weight."""
-    if not isinstance(keys, PermitKeys):
-        return "robust" if keys.family == "robust" else "lock"
-    if keys.kind != "rw":
-        return "semaphore" if keys.kind == "sem" else keys.kind
-    return "write" if weight == WRITER_WEIGHT else "read"
+        token, labelled, begun, weight = asked[future]
+        yield WaiterView(
+            token=text(token),
+            identity=text(token) if token and Maker.of(token) is None else None,
+            label=label_of(labelled),
+            host=maker.host,
+            pid=maker.pid,
+            waited=now() - begun if begun else None,
+            weight=1 if permits else weight or 1,
+            access=access(weight, permits),
+            polls=maker.polls,
+            task=tasks.get(future),
+        )

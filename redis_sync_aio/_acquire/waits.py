@@ -13,21 +13,22 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from weakref import ReferenceType, ref
 
-from .._client.resp import Reply
 from .._core import logs
 from .._core.clock import now
-from .._core.display import not_a_lock, shown, text
-from .._core.keys import CLOSED, Keys, Maker, PermitKeys, described
+from .._core.display import shown, text
+from .._core.keys import CLOSED, Keys, PermitKeys
 from .._engine.commands import Commands, Delivery
-from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
 from .._leases.grant import Grant
 from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import AcquireTimeout, WaitTimeout
+
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
 
 Waiter: TypeAlias = "asyncio.Future[Any]"
 """The receiver that a task awaits until it has a grant."""
@@ -112,9 +113,9 @@ class Waits:
             self._asked = True
             self._inspect(self._found_endless)
 
-    def _found_endless(self, call: Call) -> None:
-        if call.error is None:
-            self.data = data_in(self._resource.keys, read_inspect(call.reply))
+    def _found_endless(self, view: NameView | None) -> None:
+        if view is not None:
+            self.data = data_in(view)
 
     def ask_holders(self, then: Callable[[], None]) -> None:
         """Ask for the holders, since a waiter's time is up, and call ``then`` after the answer, or soon without one.
@@ -124,11 +125,11 @@ class Waits:
         self._timed_out.append(then)
         if len(self._timed_out) == 1:
             self._late = self._resource.hub.loop.call_later(LAST_LOOK, self._tell_holders, "")
-            self._inspect(self._found_holders)
+            self._inspect(self._found_holders, shown=LISTED + 1)
 
-    def _found_holders(self, call: Call) -> None:
+    def _found_holders(self, view: NameView | None) -> None:
         # It may be late, and the answer to an earlier question: then it serves those whose time is up now.
-        self._tell_holders("" if call.error is not None else _holders_in(self._resource.keys, call.reply))
+        self._tell_holders("" if view is None else _described(view))
 
     def _tell_holders(self, held_by: str) -> None:
         if self._late is not None:
@@ -157,15 +158,10 @@ class Waits:
         if found:
             self._inspect(partial(self._found_deadlock, found), shown=HOLDERS)
 
-    def _found_deadlock(self, found: list[tuple[Waiter, Grant, asyncio.Task[object]]], call: Call) -> None:
-        if call.error is not None:
-            return
-        if isinstance(self._resource.keys, PermitKeys):
-            tokens = [permit.token for permit in read_permits(call.reply).permits]
-        else:
-            tokens = [read_inspect(call.reply).holder or b""]
+    def _found_deadlock(self, found: list[tuple[Waiter, Grant, asyncio.Task[object]]], view: NameView | None) -> None:
+        tokens = set() if view is None else {it.token for it in view.holders}
         for waiter, lease, task in found:
-            if lease.wire_token in tokens and not waiter.done():
+            if text(lease.wire_token) in tokens and not waiter.done():
                 self._resource.refuse_deadlock(waiter, lease, task)
 
     def _mark(self, waiters: list[Waiter]) -> None:
@@ -184,13 +180,23 @@ class Waits:
         longest = self._marks[0] if self._marks else None
         if longest is not None and time - longest.since >= LONG and time >= self._quiet_until:
             self._quiet_until = time + SILENCE
-            self._inspect(lambda call: self._report(call, longest))
+            self._inspect(lambda view: self._report(view, longest))
 
-    def _inspect(self, done: Callable[[Call], None], shown: int = LISTED) -> None:
+    def _inspect(self, done: Callable[[NameView | None], None], shown: int = LISTED) -> None:
+        """Read the name, and call ``done`` with a view without details; None: Redis did not answer, or refused."""
+        from .._inspection.over_link import brief_view  # noqa: PLC0415
+        from .._inspection.reading import reading_of  # noqa: PLC0415
+
         resource, time = self._resource, now()
-        resource.hub.engine.inspect(resource.keys, shown, Delivery(time, time + resource.hub.retry_for, done))
+        reading = reading_of(resource.keys, shown)
 
-    def _report(self, call: Call, mark: Mark) -> None:
+        def answered(call: Call) -> None:
+            done(None if call.error is not None else brief_view(reading, call.reply))
+
+        delivery = Delivery(time, time + resource.hub.retry_for, answered)
+        resource.hub.engine.read(reading.keys, reading.first_asked(0), delivery)
+
+    def _report(self, view: NameView | None, mark: Mark) -> None:
         if not mark.waits():
             return
         resource = self._resource
@@ -198,52 +204,42 @@ class Waits:
         holding = [task for lease in resource.leases if lease.acquirer and (task := lease.acquirer()) is not None]
         itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
         waiting, holder = len(waiters), "its holder is not known, as Redis did not answer"
-        if call.error is None and isinstance(resource.keys, PermitKeys):
-            permits = read_permits(call.reply)
-            waiting, holder = max(waiting, permits.waiting), _permit_holders(permits)
-            holder = CLOSED.get(resource.keys.kind, holder)
-        elif call.error is None:
-            lock = read_inspect(call.reply)
-            waiting, holder = max(waiting, lock.waiting), _lock_holder(lock)
+        if view is not None:
+            waiting, holder = max(waiting, view.waiting), CLOSED.get(view.kind) or _holders(view)
         if resource.leases:
             names = ", ".join(sorted({task.get_name() for task in holding})[:LISTED]) or "no living task"
             holder += f"; of this process: {names}"
         logs.waiting_long(resource.name, now() - mark.since, holder, waiting, itself)
 
 
-def _holders_in(keys: Keys, reply: Reply) -> str:
-    """Return the holders that an answer about a name shows, as people know them; empty if there is none."""
-    if not isinstance(keys, PermitKeys):
-        holder = read_inspect(reply).holder
-        return "" if holder is None else described(holder)
-    view = read_permits(reply)
-    more = " and others" if sum(permit.weight for permit in view.permits) < view.used else ""
-    return ", ".join(dict.fromkeys(described(permit.token) for permit in view.permits)) + more
+def _described(view: NameView) -> str:
+    """Return the holders that a view lists, as people know them; empty if there is none."""
+    found: dict[str, None] = {}
+    for it in view.holders[:LISTED]:
+        process = f"{it.host}:{it.pid}"
+        name = "" if it.label == process else f" {shown(it.label)}"
+        found[shown(it.token) if it.host is None else process + name] = None
+    return ", ".join(found) + (" and others" if len(view.holders) > LISTED else "")
 
 
-def _lock_holder(view: LockView) -> str:
-    if view.holder is None:
-        return "nobody holds it at this moment"
-    left = "without a ttl" if view.left is None else f"for {view.left:.1f} seconds more unless it renews"
-    return f"{shown(text(view.holder))} holds it {left}"
-
-
-def _permit_holders(view: PermitsView) -> str:
-    tokens = ", ".join(shown(text(permit.token)) for permit in view.permits)
-    if view.limit == WRITER_WEIGHT:
-        writes = any(permit.weight == WRITER_WEIGHT for permit in view.permits)
+def _holders(view: NameView) -> str:
+    """Return the holders of a lock, a semaphore or a read/write lock, in words."""
+    tokens = ", ".join(shown(it.token) for it in view.holders)
+    if view.kind == "read_write":
+        writes = any(it.access == "write" for it in view.holders)
         return f"{tokens} {'writes' if writes else 'read'}" if tokens else "nobody reads or writes at this moment"
-    are = "is" if view.used == 1 else "are"
-    return f"{view.used} of its {view.limit} permits {are} held, by {tokens or 'nobody'}"
+    if view.kind == "semaphore":
+        are = "is" if view.held == 1 else "are"
+        return f"{view.held} of its {view.limit} permits {are} held, by {tokens or 'nobody'}"
+    if not view.holders:
+        return "nobody holds it at this moment"
+    left = view.holders[0].remaining
+    return f"{tokens} holds it {'without a ttl' if left is None else f'for {left:.1f} seconds more unless it renews'}"
 
 
-def data_in(keys: Keys, view: LockView) -> str | None:
+def data_in(view: NameView) -> str | None:
     """Return what to say of a lock's key if it has no ttl and this package did not write it."""
-    if view.holder is None or view.left is not None or view.holder == view.fence_token:
-        return None
-    if Maker.of(view.holder) is not None:  # one of ours, whose fence is gone
-        return None
-    return not_a_lock(keys.all[0], view.holder)
+    return next((it.meaning for it in view.problems if it.code == "foreign_without_ttl"), None)
 
 
 def timeout_error(

@@ -174,6 +174,11 @@ class Cluster:
             found.setdefault(owners[key_slot(key)], key)
         return list(found.values())
 
+    def address_at(self, key: bytes) -> str:
+        """Return the address of the shard that has ``key``, as far as is known."""
+        host, port = self._owners[key_slot(key)].address or ("", 0)
+        return f"{host}:{port}"
+
     async def owner(self, slot: int) -> Shard:
         """Return the shard that has ``slot``; ask the nodes if that is not known, or was wrong."""
         if self._refreshed == NEVER:

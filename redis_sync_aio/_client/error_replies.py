@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -17,7 +17,7 @@ from ..errors import (
     SyncError,
     Unreachable,
 )
-from .resp import ReplyError
+from .resp import Replies, Reply, ReplyError
 
 # Replies that say "not now": nothing was executed, so the call is sent again after a pause.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
@@ -130,6 +130,11 @@ def error_answer(error: BaseException) -> ReplyError | None:
     if not isinstance(error, redis.exceptions.ResponseError):
         return None
     return ReplyError(str(error) if _CODE.match(str(error)) else f"ERR {error}")
+
+
+def with_own_errors(replies: Iterable[Reply]) -> Replies:
+    """Return ``replies`` with each error reply as `ReplyError`, also if redis-py has read it."""
+    return [error_answer(it) if isinstance(it, Exception) else it for it in replies]
 
 
 def answered(

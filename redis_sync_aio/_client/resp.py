@@ -10,6 +10,9 @@ import hiredis
 Reply: TypeAlias = Any
 """A reply as hiredis returns it: int, bytes, None, list, dict …; the engine decodes it."""
 
+Replies: TypeAlias = list[Reply]
+"""Replies to several commands, error replies of the server among them as `ReplyError`."""
+
 Argument: TypeAlias = bytes | int
 Words: TypeAlias = tuple[Argument, ...]
 

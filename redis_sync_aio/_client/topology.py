@@ -8,7 +8,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from .cluster import Cluster
 from .primary_pool import SlotPool
-from .settings import RedisClient
+from .settings import RedisClient, address_of
 
 
 class Topology(Protocol):
@@ -25,6 +25,10 @@ class Topology(Protocol):
         """Return a client of each known server; the first client is always the same."""
         ...
 
+    def address_at(self, key: bytes) -> str:
+        """Return the address of the server that has ``key``, as far as is known."""
+        ...
+
 
 class OneServer:
     """The server of a `Redis`."""
@@ -39,6 +43,10 @@ class OneServer:
     def clients(self) -> list[Redis]:
         """Return the caller's client."""
         return [self._client]
+
+    def address_at(self, key: bytes) -> str:
+        """Return the address of the server."""
+        return address_of(self._client)
 
 
 def slot_of(client: Redis) -> int | None:

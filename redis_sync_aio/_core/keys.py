@@ -182,14 +182,6 @@ def label_of(token: bytes) -> str:
     return f"{maker.host}:{maker.pid}" if maker.label is None else text(maker.label)
 
 
-def described(token: bytes) -> str:
-    """Return who has a token, for a message: "host:pid 'label'", or the token of an identity or another program."""
-    maker = Maker.of(token)
-    if maker is None:
-        return shown(text(token))
-    return f"{maker.host}:{maker.pid}" + ("" if maker.label is None else f" {shown(text(maker.label))}")
-
-
 def inbox_pattern(inbox: bytes) -> bytes:
     """Return the pattern, as an ACL has it, of all inboxes with the prefix of ``inbox``."""
     return inbox.rpartition(b":")[0] + b":*"

@@ -32,14 +32,13 @@ class Scripts:
     acquire: str
     release: str
     renew: str
-    inspect: str
 
 
 _SCRIPTS: dict[Family, Scripts] = {
-    "lock": Scripts("lock/acquire", "lock/release", "lock/renew", "lock/inspect"),
-    "robust": Scripts("lock/acquire", "robust/release", "robust/renew", "lock/inspect"),
-    "permits": Scripts("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
-    "barrier": Scripts("barrier/join", "permits/release", "permits/renew", "permits/inspect"),
+    "lock": Scripts("lock/acquire", "lock/release", "lock/renew"),
+    "robust": Scripts("lock/acquire", "robust/release", "robust/renew"),
+    "permits": Scripts("permits/acquire", "permits/release", "permits/renew"),
+    "barrier": Scripts("barrier/join", "permits/release", "permits/renew"),
 }
 
 
@@ -183,10 +182,6 @@ class Commands:
     def read(self, keys: Keys, commands: Iterable[Words], delivery: Delivery) -> Call:
         """Run ``commands``, which only read, at one moment. The reply begins with that of TIME; errors are in place."""
         return self._send("link/read", keys, (b"".join(map(pack, commands)),), delivery)
-
-    def inspect(self, keys: Keys, shown: int, delivery: Delivery) -> Call:
-        """Read the state, with the first ``shown`` entries of each list."""
-        return self._send(_SCRIPTS[keys.family].inspect, keys, (shown,), delivery)
 
     def resize(self, keys: Keys, limit: int, delivery: Delivery) -> Call:
         """Set the limit of permits."""

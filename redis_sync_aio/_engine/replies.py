@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from .._client.resp import Reply
-from .._scripts.constants import CONTENDED, FREE_MS, POLLERS_TICKET, Outcome, Renewed
-from .snapshot import Ticket
+from .._scripts.constants import CONTENDED, FREE_MS, Outcome, Renewed
 
 
 class Answer(NamedTuple):
@@ -22,40 +19,6 @@ class Answer(NamedTuple):
     server_time: float  # seconds
     more: int  # BUSY, QUEUED: a Look; GRANTED, OWN: the weight; MISMATCH: 1 if the limit was set by a resize
     previous: int = 0  # of a writer: the fence of the writer before it; 0: the server remembers none
-
-
-@dataclass(frozen=True, slots=True)
-class LockView:
-    """A decoded answer of lock/inspect.lua."""
-
-    holder: bytes | None
-    left: float | None
-    fence: int | None
-    fence_token: bytes | None
-    waiting: int
-    tickets: tuple[Ticket, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PermitView:
-    """A permit as permits/inspect.lua shows it."""
-
-    token: bytes
-    weight: int
-    fence: int
-    left: float
-
-
-@dataclass(frozen=True, slots=True)
-class PermitsView:
-    """A decoded answer of permits/inspect.lua."""
-
-    limit: int
-    used: int
-    fence: int
-    waiting: int
-    tickets: tuple[Ticket, ...]
-    permits: tuple[PermitView, ...]
 
 
 _OUTCOMES = tuple(Outcome)  # by their numbers: far faster than a call of the class
@@ -80,25 +43,6 @@ def left_free(reply: Reply) -> bool:
 def read_renew(reply: Reply) -> Renewed:
     """Decode a reply of a renew script."""
     return Renewed(reply[0])
-
-
-def read_inspect(reply: Reply) -> LockView:
-    """Decode a reply of lock/inspect.lua."""
-    holder, left, fence, token, waiting, tickets = reply
-    waiting -= POLLERS_TICKET in tickets
-    shown = _tickets(Ticket.of_lock(ticket) for ticket in tickets if ticket != POLLERS_TICKET)
-    return LockView(holder, _left(left), None if fence is None else int(fence), token, waiting, shown)
-
-
-def read_permits(reply: Reply) -> PermitsView:
-    """Decode a reply of permits/inspect.lua."""
-    limit, used, fence, waiting, tickets, permits = reply
-    shown = tuple(PermitView(token, weight, int(own), ms / 1000) for token, weight, own, ms in permits)
-    return PermitsView(limit, used, int(fence), waiting, _tickets(map(Ticket.parse, tickets)), shown)
-
-
-def _tickets(found: Iterable[Ticket | None]) -> tuple[Ticket, ...]:
-    return tuple(ticket for ticket in found if ticket is not None)  # skip members that another client put there
 
 
 def _left(milliseconds: int) -> float | None:

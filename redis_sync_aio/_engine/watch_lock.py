@@ -231,22 +231,6 @@ def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
     return decide
 
 
-def inspect(keys: WireKeys, words: Words) -> Decide:
-    """Decide as lock/inspect.lua does."""
-    name, queue, fence, _ = keys
-    (shown,) = words
-
-    def decide(mute: bool, full: bool) -> Dialogue:
-        asked: list[Words] = [(b"WATCH", name, queue, fence), (b"GET", name), (b"PTTL", name), (b"GET", fence)]
-        asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, int(shown) - 1)]
-        _, holder, left, last, waiting, tickets = checked((yield asked))
-        number, token = _read_fence(fence, last)
-        fence_of: list[Reply] = [b"%016d" % number, token] if last is not None else [None, None]
-        return WritePlan([holder, left, *fence_of, waiting, tickets if int(shown) else []], [])
-
-    return decide
-
-
 def mark(keys: WireKeys, words: Words) -> Decide:
     """Decide as lock/mark.lua does."""
     name, key = keys

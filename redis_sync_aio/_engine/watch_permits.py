@@ -180,6 +180,13 @@ def state_numbers(key: bytes, found: list[Reply]) -> list[int]:
     return numbers
 
 
+def state_alone(key: bytes, found: list[Reply], left: int) -> list[int]:
+    """Return limit, used and last fence by these fields of STATE, and its PTTL; raise ReplyError if it is not ours."""
+    if found[1] is None and left != FREE_MS:
+        raise not_ours(key, NO_STATE)
+    return state_numbers(key, found)
+
+
 def _overview(keys: WireKeys, answers: list[Reply], tokens: list[bytes]) -> Overview:
     """Read the answers to `_first_asked` about ``keys``; ``tokens``: those of the caller."""
     _, time, state, until, first, head, waiting, tail, place, own_until = answers
@@ -419,35 +426,3 @@ def downgrade(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/downgrade.lua does."""
     token = blob(words[0])
     return _about(keys, token, b"", lambda it: rules.downgrade(it, token))
-
-
-def inspect(keys: WireKeys, words: Words) -> Decide:
-    """Decide as permits/inspect.lua does."""
-    permits, state, queue, _ = keys
-    shown = int(words[0])
-
-    def decide(mute: bool, full: bool) -> Dialogue:
-        asked: list[Words] = [(b"WATCH", *keys), (b"TIME",), (b"HMGET", state, b"limit", b"used", b"fence")]
-        asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, shown - 1), (b"ZCARD", permits)]
-        _, time, known, waiting, tickets, number = checked((yield asked))
-        now, (limit, used, fence) = microseconds(time), state_numbers(state, known)
-        if known[1] is None:
-            yield from _refuse_foreign(state)
-        limited = (b"WITHSCORES", b"LIMIT", 0, number if shown else 0)
-        ended: Words = (b"ZRANGEBYSCORE", permits, b"-inf", now, b"WITHSCORES")
-        living: Words = (b"ZRANGEBYSCORE", permits, b"(%d" % now, b"+inf", *limited)  # tombstones too: not shown
-        over, live = checked((yield [ended, living]))
-        ends = dict(pairs([*over, *live]))
-        (about,) = checked((yield [(b"HMGET", state, *(b"=" + name for name in ends or [b""]))]))
-        held = permits_of(list(ends), about[: len(ends)], list(ends.values()))
-        used -= sum(permit.weight for permit in held.values() if permit.until <= now)
-        listed = [
-            [name, permit.weight, b"%d" % permit.fence, -((now - permit.until) // 1000)]
-            for name, permit in held.items()
-            if permit.until > now and permit.weight
-        ]
-        return WritePlan(
-            [limit, used if number else 0, b"%d" % fence, waiting, tickets if shown else [], listed[:shown]], []
-        )
-
-    return decide

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from .._client.resp import Reply
+from .._client.resp import Reply, ReplyError
 from .._core.display import text
 from .._core.keys import Maker, label_of
 from .._engine.snapshot import Ticket
@@ -44,6 +44,14 @@ def channels(tokens: Iterable[bytes], tickets: Iterable[Queued]) -> set[bytes]:
         if maker is not None and not maker.polls:
             found |= {maker.inbox, maker.presence}
     return found
+
+
+def listening_in(reply: Reply) -> dict[bytes, bool]:
+    """Return of each channel in a reply to PUBSUB NUMSUB whether anybody listens; nothing if that was refused."""
+    if isinstance(reply, ReplyError):
+        return {}
+    numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return {channel: int(number) > 0 for channel, number in numbers}
 
 
 def absent(tokens: Iterable[bytes], listening: Listening) -> set[bytes]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from .._client.checkout import OUT_OF_REACH, CheckedOut
-from .._client.error_replies import answered, error_answer
-from .._client.resp import Reply, ReplyError, Words, pack
+from .._client.error_replies import answered, error_answer, with_own_errors
+from .._client.resp import Replies, Reply, ReplyError, Words, pack
 from .._client.settings import RedisClient, address_of
 from .._core.keys import KEY_ENDINGS, Keys, keys_around
 from .._engine.watch_dialogue import microseconds
 from ..errors import PermissionDenied, Unreachable
+from .parties import listening_in
 
 COUNT = 1000
 """Keys that one SCAN looks at: less than a millisecond of the server's time."""
@@ -24,10 +25,6 @@ class CheckOut(Protocol):
     """Checks out a connection; with ``fresh`` it opens one."""
 
     async def __call__(self, *, fresh: bool = False) -> CheckedOut: ...
-
-
-Replies: TypeAlias = list[Reply]
-"""Replies to the commands of one name, error replies of the server among them as `ReplyError`."""
 
 
 class Server:
@@ -53,7 +50,7 @@ class Server:
         """Send the commands of several names, and return the replies to each."""
         words: list[Words] = [(b"TIME",), *(words for commands in questions for words in commands)]
         found = await self._connection.exchange([pack(one) for one in words], raw=range(len(words)))
-        replies = iter([error_answer(it) if isinstance(it, Exception) else it for it in found])
+        replies = iter(with_own_errors(found))
         self.time = microseconds(_checked(next(replies)))
         return [[next(replies) for _ in commands] for commands in questions]
 
@@ -76,10 +73,7 @@ class Server:
         if not asked:
             return {}
         ((reply,),) = await self.ask([[(b"PUBSUB", b"NUMSUB", *asked)]])
-        if isinstance(reply, ReplyError):
-            return {}
-        numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        found = {channel: int(number) > 0 for channel, number in numbers}
+        found = listening_in(reply)
         return found if all(found.values()) or not await self._replica() else {}
 
     async def _replica(self) -> bool:

@@ -68,6 +68,8 @@ class HolderView:
         connected: Whether the process is connected to the server (in a cluster: to any shard). False: it has ended, is
             cut off at the moment, or polls since the server refused it messages. None: it has polled from the start,
             the token does not name a process, or the server does not tell (a replica, or a user that may not ask).
+        task: The name of the task that acquired it, in `Coordinator.statistics`. None: it has ended, or an identity or
+            another lease owns it.
     """
 
     token: str
@@ -82,6 +84,7 @@ class HolderView:
     access: Access | None = None
     foreign: bool = False
     connected: bool | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +92,19 @@ class WaiterView:
     """A request in the queue, as the server knows it. Tasks that share a lease wait with one request.
 
     Attributes:
-        token: The token or identity of the request.
+        token: The token or identity of the request. Empty: in `Coordinator.statistics`, a task that shares, and waits
+            behind another one of its process.
         identity: The identity, as for `HolderView`.
         label: The text by which people know the waiter, as for `HolderView`.
         host: The host of the process that waits, if the token says so.
         pid: The id of that process, if the token says so.
-        waited: Seconds since it was queued. None: an older version queued it.
+        waited: Seconds since it was queued. None: an older version queued it, or ``token`` is empty.
         weight: How many permits it asks for. 1 for locks, and for both sides of a read/write lock.
         access: "read" or "write" of a read/write lock. None: it is something else.
         polls: Whether it asks from time to time. Others are woken by a message.
         alive: Whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
             None: the server does not tell, as for `HolderView.connected`, or the user may not read it.
+        task: The name of the task that waits, in `Coordinator.statistics`. None: it is not known.
     """
 
     token: str
@@ -112,6 +117,7 @@ class WaiterView:
     access: Access | None = None
     polls: bool = False
     alive: bool | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

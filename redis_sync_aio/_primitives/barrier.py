@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .._acquire.binding import CoordinatorLike
 from .._client.settings import Client
@@ -19,6 +20,9 @@ from .._engine.replies import Answer
 from .._scripts.constants import Outcome
 from ..errors import BrokenBarrierError, LimitMismatch, SyncError
 from .gate import Gate
+
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
 
 __all__ = ["AsyncBarrier"]
 
@@ -56,8 +60,8 @@ class _Parties(Gate):
 
     async def state(self) -> tuple[int, bool]:
         """Return how many parties wait, and whether it is broken."""
-        view = await self._view(0)
-        return view.waiting, view.limit > 0
+        limit, waiting = await self._limit_and_queue()
+        return waiting, limit > 0
 
 
 class AsyncBarrier:
@@ -180,6 +184,10 @@ class AsyncBarrier:
         A party that has died breaks the barrier when the others notice it, or when the next one comes.
         """
         return (await self._parties.state())[1]
+
+    async def statistics(self) -> NameView:
+        """Return the parties that wait, as the server sees them: the ``waiters`` of `AsyncLock.statistics`."""
+        return await self._parties.statistics()
 
     @property
     def parties(self) -> int:

@@ -6,7 +6,6 @@ acquire path (`_acquire/acquisition.py`) does the rest.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from asyncio import current_task
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -18,11 +17,12 @@ from weakref import ref
 from .._acquire.acquisition import acquire
 from .._acquire.attachment import attach
 from .._acquire.binding import CoordinatorLike
-from .._acquire.hub import Hub
+from .._acquire.hub import SHOWN, Hub
 from .._acquire.implicit import MakeKeys, client_of, hub_of, keys_of, label_prefix_of
 from .._acquire.request import Request, never_refused, refused_if_full
 from .._acquire.resource import Resource
-from .._client.resp import Argument, Reply
+from .._client.error_replies import refusal
+from .._client.resp import Argument, Reply, ReplyError, Words
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from .._core.cancellation import undo_in
@@ -30,7 +30,9 @@ from .._core.display import text
 from .._core.keys import LABEL_MARK, Engine, Keys, labelled
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Commands, Delivery, Send
-from .._engine.replies import Answer, PermitsView, read_permits
+from .._engine.replies import Answer
+from .._engine.watch_dialogue import checked
+from .._engine.watch_permits import state_alone
 from .._leases.choice import to_release
 from .._leases.detached import token_of
 from .._leases.grant import Grant
@@ -40,17 +42,15 @@ from .._leases.tasks import current_ref
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
 from .._sharing.cohort import Cohort
 from .._sharing.cohorts import acquire_shared, cohort_of
-from .._transport.call import Call, understood
+from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 from .options import LeaseOptions
 
 if TYPE_CHECKING:
     from .._core.observers import Observation
+    from .._inspection.views import NameView
 
 L = TypeVar("L", bound=BaseLease)
-
-SHOWN = 100
-"""Most holders and waiters that statistics list."""
 
 
 class Primitive(LeaseContext[L]):
@@ -242,9 +242,27 @@ class Primitive(LeaseContext[L]):
         """Return this process's leases of it, the oldest first."""
         return self._leases()
 
-    @abstractmethod
+    async def statistics(self) -> NameView:
+        """Return the holders and waiters, with their times and fences, as the server sees them. Two round trips.
+
+        It is the view that [`inspect`][redis_sync_aio.inspection.inspect] gives of this name, read behind all commands
+        that this process has sent about it. What is counted is of one moment. At most 100 holders and waiters are
+        listed. In a cluster, ``connected`` is None for a process that is not connected to the shard of the name.
+
+        Raises:
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
+
+        On cancellation the replies are ignored.
+        """
+        return await self._at_work().look(self._keys)
+
+    async def _look(self, shown: int = SHOWN) -> NameView:
+        """Return the view without details, in one round trip: ``held`` of permits may count some that have expired."""
+        return await self._at_work().look(self._keys, shown, whole=False)
+
     async def _holders(self) -> str:
         """Return the holders, for an error message; empty when there is none."""
+        return ", ".join(repr(it.token) for it in (await self._look(5)).holders)
 
     @property
     def name(self) -> str:
@@ -270,11 +288,6 @@ class Primitive(LeaseContext[L]):
     def _known(self) -> Resource | None:
         """Return the name as this process sees it, if there is anything to see."""
         return self._at_work().known(self._keys)
-
-    def _behind_tickets(self) -> int:
-        """Return how many tasks of this process wait without a ticket of their own."""
-        resource = self._known()
-        return 0 if resource is None else resource.behind_tickets()
 
     async def _ask(self, send: Send) -> Reply:
         return await self._at_work().ask(send)
@@ -414,9 +427,12 @@ class Primitive(LeaseContext[L]):
 class PermitPrimitive(Primitive[L]):
     """Base of the primitives that consist of permits."""
 
-    async def _view(self, shown: int = SHOWN) -> PermitsView:
-        reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, shown, delivery))
-        return understood(read_permits, self._keys.name, reply)
-
-    async def _holders(self) -> str:
-        return ", ".join(repr(text(permit.token)) for permit in (await self._view()).permits[:5])
+    async def _limit_and_queue(self) -> tuple[int, int]:
+        """Return the limit on the server, 0 if it knows none, and how many requests are queued."""
+        _, state, queue, _ = self._keys.all
+        asked: tuple[Words, ...] = ((b"HMGET", state, b"limit", b"used", b"fence"), (b"PTTL", state), (b"ZCARD", queue))
+        try:
+            _, fields, left, waiting = checked(await self._at_work().read(self._keys, *asked))
+            return state_alone(state, fields, left)[0], waiting
+        except ReplyError as error:
+            raise refusal(self._keys.name, str(error), keys=self._keys.all) from None

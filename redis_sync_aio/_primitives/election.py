@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
@@ -15,15 +15,16 @@ from .._core import logs
 from .._core.arguments import Name, Seconds, positive_seconds
 from .._core.backoff import Backoff
 from .._core.display import shown
-from .._core.keys import Engine, label_of, labelled, lock_keys
+from .._core.keys import Engine, labelled, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._engine.replies import LockView, read_inspect
 from .._leases.hold import Acquiring
 from .._leases.lease import GuardingLease
-from .._transport.call import understood
 from ..errors import LeaseLost, Unreachable
 from .lock_base import LockBase
 from .options import LeaseOptions
+
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
 
 __all__ = ["Leader", "LeaderElection", "Term"]
 
@@ -72,11 +73,6 @@ class _Seat(LockBase[Term]):
     def __init__(self, client: Client | CoordinatorLike, name: Name, label: str | None, options: LeaseOptions) -> None:
         self._label = labelled(label)
         super().__init__(client, name, lock_keys, options)
-
-    async def view(self) -> LockView:
-        """Return the lock as the server sees it, without its queue."""
-        reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, 0, delivery))
-        return understood(read_inspect, self._keys.name, reply)
 
     def end_with_drain(self, term: Term) -> None:
         """Let a drain of the coordinator end ``term`` immediately. Raises CoordinatorClosed if it has begun."""
@@ -255,7 +251,11 @@ class LeaderElection:
 
         On cancellation the reply is ignored.
         """
-        return _leader(await self._seat.view())
+        return _leader(await self._seat._look(1))
+
+    async def statistics(self) -> NameView:
+        """Return the leader and the candidates that wait, as the holder and waiters of `AsyncLock.statistics`."""
+        return await self._seat.statistics()
 
     def watch(self, *, every: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
         """Return an async iterator of leaders: the present one first (None: nobody), then each change.
@@ -286,12 +286,13 @@ class LeaderElection:
         return self._changes(positive_seconds(every, "every"))
 
     async def _changes(self, every: float) -> AsyncGenerator[Leader | None, None]:
-        view = await self._seat.view()
+        view = await self._seat._look(1)
         seen = _leader(view)
         yield seen
         while True:
-            await anyio.sleep(every if view.left is None else max(SOONEST, min(every, view.left)))
-            view = await self._seat.view()
+            ends = [it.remaining for it in view.holders if it.remaining is not None]
+            await anyio.sleep(max(SOONEST, min(every, *ends)) if ends else every)
+            view = await self._seat._look(1)
             if (found := _leader(view)) != seen:
                 seen = found
                 yield seen
@@ -312,7 +313,8 @@ def _is_outage(error: BaseException) -> bool:
     return isinstance(error, (LeaseLost, Unreachable))
 
 
-def _leader(view: LockView) -> Leader | None:
-    if view.holder is None:
+def _leader(view: NameView) -> Leader | None:
+    if not view.holders:
         return None
-    return Leader(label_of(view.holder), view.fence if view.fence_token == view.holder else None)
+    (holder,) = view.holders
+    return Leader(holder.label, holder.fence)

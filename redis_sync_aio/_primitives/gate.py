@@ -67,7 +67,7 @@ class Gate(PermitPrimitive[BaseLease]):
 
     async def count(self) -> int:
         """Return the count that is missing until it opens; 0: it is open."""
-        limit = (await self._view(0)).limit
+        limit, _ = await self._limit_and_queue()
         return max(0, -(limit or -self.whole))
 
     async def count_down(self, by: int, lasts_ms: int, identity: bytes | None = None) -> int:

@@ -15,13 +15,12 @@ from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.hold import OnLost
 from .._leases.lease import Lease
 from ..errors import AcquireTimeout
-from .lock_base import LockStatistics, PlainLock
+from .lock_base import PlainLock
 from .options import LeaseOptions
 
 __all__ = [
     "AsyncLock",
     "ClientSource",
-    "LockStatistics",
     "OnBusy",
     "Synchronize",
     "SynchronizeOrSkip",

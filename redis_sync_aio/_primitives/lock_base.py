@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 from .._acquire.waits import data_in
-from .._core.display import text
-from .._engine.replies import read_inspect
 from .._leases.lease import BaseLease, Lease
-from .._transport.call import understood
 from ..errors import CommandRefused, Unreachable
-from .base import SHOWN, Primitive
+from .base import Primitive
 
 L = TypeVar("L", bound=BaseLease)
-
-
-@dataclass(frozen=True, slots=True)
-class LockStatistics:
-    """The state of a lock on the server at one moment.
-
-    Attributes:
-        holder: The token or identity of the holder. None: the lock is free.
-        remaining: Seconds until the lease of the holder ends if it is not renewed. None: the lock is free, or held
-            without a ttl.
-        fence: The fence of the latest grant, also after its release. None: the server remembers none. If a process
-            shares the lease among its tasks, the last fence that is reserved for them.
-        foreign: Whether the holder is a client of another library, which knows no queue and no fence.
-        waiters: How many requests are queued, including those whose process died unnoticed. A process that shares has
-            one request for all its tasks. The tasks of this process are counted one by one.
-        waiting: The tokens or identities of the first requests in the queue, in order; at most 100.
-        task: The name of the task of this process that has the lease. None: no task of it has, or tasks do not share.
-    """
-
-    holder: str | None
-    remaining: float | None
-    fence: int | None
-    foreign: bool
-    waiters: int
-    waiting: tuple[str, ...]
-    task: str | None = None
-
-    @property
-    def locked(self) -> bool:
-        """Whether somebody held the lock at that moment."""
-        return self.holder is not None
 
 
 class LockBase(Primitive[L]):
@@ -72,40 +37,15 @@ class LockBase(Primitive[L]):
 
     async def locked(self) -> bool:
         """Return whether anybody holds the lock. One round trip; errors and cancellation are those of `statistics`."""
-        return (await self.statistics()).locked
-
-    async def statistics(self) -> LockStatistics:
-        """Return holder, waiters, fence and remaining time as the server sees them. One round trip.
-
-        Raises:
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
-
-        On cancellation the reply is ignored.
-        """
-        reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, SHOWN, delivery))
-        view, resource = understood(read_inspect, self._keys.name, reply), self._known()
-        return LockStatistics(
-            holder=None if view.holder is None else text(view.holder),
-            remaining=view.left,
-            fence=view.fence,
-            foreign=view.holder is not None and view.holder != view.fence_token,
-            waiters=view.waiting + self._behind_tickets(),
-            waiting=tuple(text(ticket.token) for ticket in view.tickets),
-            task=None if resource is None else resource.task_of(view.holder),
-        )
+        return (await self._look(1)).held > 0
 
     async def _data(self) -> str | None:
         resource = self._latest_resource
         if resource is None or resource.held_until is not None or resource.leases:
             return None  # it has a ttl, or is held here
         with suppress(Unreachable, CommandRefused):  # it is taken: that is known
-            reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, 0, delivery))
-            return data_in(self._keys, read_inspect(reply))
+            return data_in(await self._look(1))
         return None
-
-    async def _holders(self) -> str:
-        holder = (await self.statistics()).holder
-        return "" if holder is None else repr(holder)
 
     def __repr__(self) -> str:
         ttl = self._ttl_ms / 1000 if self._ttl_ms else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from .._transport.failures import message_of
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
 from .independent import check_independent
 from .lease_group import GroupGrant
-from .lock_base import LockStatistics, PlainLock
+from .lock_base import PlainLock
 from .options import Wanted
 from .quorum import QuorumGroup, majority
 from .votes import Vote, Votes, in_time, raise_fence
@@ -162,8 +162,8 @@ class Majority:
             queue_server = next((server for server in answered if server != stale_server), answered[0])
             if votes.suffice and votes.all[queue_server].lease is None:
                 # Its holder there has no majority, or it is just being handed over: do not pass its waiters.
-                found = await self.answer(self.locks[queue_server].statistics())
-                if found is not None and found.waiters:
+                found = await self.answer(self.locks[queue_server]._look(1))
+                if found is not None and found.waiting:
                     return None, queue_server, None
             grant = await self._enter(votes, wanted)
             apart = None if grant is not None else why_no_fence(self.name, votes, self.quorum)
@@ -202,10 +202,10 @@ class Majority:
         while not vote.future.done() and now() < ends and vote.connection_error is None:
             await asyncio.wait([vote.future], timeout=min(look, ends, now() + 1.0) - now())
             if not vote.future.done() and now() >= look:
-                found = await self.statistics()
+                found = await self.held()
                 if found[vote.server] is None:  # hung
                     return False
-                if self.free_on(found) >= self.quorum:
+                if found.count(False) >= self.quorum:
                     return True
                 look = now() + every
         return False
@@ -240,14 +240,13 @@ class Majority:
 
     # -- looking -----------------------------------------------------------------------------------------
 
-    async def statistics(self) -> list[LockStatistics | None]:
-        """Return what each server knows; None: it did not answer in time."""
-        return await asyncio.gather(*(self.answer(lock.statistics()) for lock in self.locks))
+    async def held(self) -> list[bool | None]:
+        """Return of each server whether the lock is held there; None: it did not answer in time."""
+        return await self.answers_of(lambda lock: lock.locked())
 
-    @staticmethod
-    def free_on(found: Iterable[LockStatistics | None]) -> int:
-        """Return how many servers say that the lock is free."""
-        return sum(one is not None and not one.locked for one in found)
+    async def answers_of(self, ask: Callable[[PlainLock], Awaitable[T]]) -> list[T | None]:
+        """Return what each server answers; None: it did not answer in time."""
+        return await asyncio.gather(*(self.answer(ask(lock)) for lock in self.locks))
 
     async def answer(self, asked: Awaitable[T]) -> T | None:
         """Return what one server answers; None: nothing in time, or an error."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, 
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType
 
 from .._acquire.binding import CoordinatorLike
@@ -25,9 +25,12 @@ from .._leases.lease import GuardingLease
 from ..errors import AcquireTimeout
 from .followed import followed
 from .lease_group import GroupGrant, LeaseGroup
-from .lock_base import LockStatistics, PlainLock
+from .lock_base import PlainLock
 from .options import LeaseOptions, Wanted
 from .try_all import try_acquire_all
+
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
 
 __all__ = ["AsyncMultiLock", "MultiLease"]
 
@@ -210,15 +213,14 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     async def locked(self) -> bool:
         """Return whether anybody holds any of the locks. One round trip; otherwise as `statistics`."""
-        return any(one.locked for one in (await self.statistics()).values())
+        return any(await asyncio.gather(*(lock.locked() for lock in self._locks)))
 
-    async def statistics(self) -> dict[str, LockStatistics]:
-        """Return the state of each lock on the server, by name. One round trip. The locks are not read at one moment.
+    async def statistics(self) -> tuple[NameView, ...]:
+        """Return the view of each lock, in the order of `names`. The locks are not read at one moment.
 
-        Errors and cancellation are those of `AsyncLock.statistics`.
+        Two round trips. Errors and cancellation are those of `AsyncLock.statistics`.
         """
-        found = await asyncio.gather(*(lock.statistics() for lock in self._locks))
-        return dict(zip(self.names, found, strict=True))
+        return tuple(await asyncio.gather(*(lock.statistics() for lock in self._locks)))
 
     @property
     def names(self) -> tuple[str, ...]:

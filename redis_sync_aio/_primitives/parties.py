@@ -7,7 +7,7 @@ granted a permit when the gate opens, and gives it back immediately.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .._acquire.binding import CoordinatorLike
 from .._acquire.implicit import client_of
@@ -17,6 +17,9 @@ from .._core.keys import Engine
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._scripts.constants import HOUR_MS, TEN_YEARS_MS
 from .gate import Gate
+
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
 
 __all__ = ["AsyncCountDownLatch", "AsyncEvent"]
 
@@ -121,6 +124,10 @@ class AsyncEvent:
         On cancellation the reply is ignored.
         """
         return await self._gate.count() == 0
+
+    async def statistics(self) -> NameView:
+        """Return the waiters as the server sees them, as `AsyncLock.statistics`."""
+        return await self._gate.statistics()
 
     @property
     def name(self) -> str:
@@ -229,6 +236,10 @@ class AsyncCountDownLatch:
         On cancellation the reply is ignored.
         """
         return await self._gate.count()
+
+    async def statistics(self) -> NameView:
+        """Return the waiters as the server sees them, as `AsyncLock.statistics`."""
+        return await self._gate.statistics()
 
     @property
     def name(self) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import ReferenceType
 
 from redis.asyncio import Redis
@@ -24,11 +23,14 @@ from ..errors import AcquireTimeout
 from .followed import followed
 from .independent import check_apart, several
 from .lease_group import LeaseGroup
-from .lock_base import LockStatistics, PlainLock
+from .lock_base import PlainLock
 from .majority import Majority, RedlockGrant
 from .options import LeaseOptions, Wanted
 
-__all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
+
+__all__ = ["AsyncRedlock", "RedlockLease"]
 
 
 class RedlockLease(BaseLease):
@@ -48,24 +50,6 @@ class RedlockLease(BaseLease):
     def held_on(self) -> int:
         """The number of servers that hold the lease, as far as this process knows. It falls as servers lose it."""
         return len(self._group.held())
-
-
-@dataclass(frozen=True, slots=True)
-class RedlockStatistics:
-    """The state of the lock on each server, in their order. The servers are not asked at one moment.
-
-    Attributes:
-        servers: The statistics of each server, in the order of the clients. None: that server did not answer in time.
-        quorum: How many servers have to hold the lock: more than half of them.
-    """
-
-    servers: tuple[LockStatistics | None, ...]
-    quorum: int
-
-    @property
-    def locked(self) -> bool:
-        """Whether nobody could get the lock now: fewer servers than the quorum say that it is free."""
-        return Majority.free_on(self.servers) < self.quorum
 
 
 class AsyncRedlock(LeaseContext[RedlockLease]):
@@ -233,25 +217,28 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         return sum(majority.most(answers))
 
     async def locked(self) -> bool:
-        """Return `RedlockStatistics.locked`. One round trip.
+        """Return whether the lock cannot be acquired now: no majority of the servers says that it is free.
+
+        One round trip.
 
         Raises:
             Unreachable: No majority answered.
             CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
         """
-        found = await self.statistics()
-        self._majority.most(found.servers)
-        return found.locked
+        found = self._majority.most(await self._majority.held())
+        return found.count(False) < self._majority.quorum
 
-    async def statistics(self) -> RedlockStatistics:
-        """Return the state on each server that answers in time. One round trip.
+    async def statistics(self) -> tuple[NameView | None, ...]:
+        """Return the view of each server, in the order of the clients; None: that server did not answer in time.
+
+        The servers are not asked at one moment. Two round trips.
 
         Raises:
             CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
 
         On cancellation the replies are ignored.
         """
-        return RedlockStatistics(tuple(await self._majority.statistics()), self._majority.quorum)
+        return tuple(await self._majority.answers_of(lambda lock: lock.statistics()))
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from .._acquire.binding import CoordinatorLike
@@ -17,8 +18,11 @@ from .._leases.lease import GuardingLease
 from .._leases.tasks import ended
 from ..errors import AcquireTimeout, NotHeld, WrongContext
 from .lease_group import GroupGrant, LeaseGroup
-from .lock_base import LockStatistics, PlainLock
+from .lock_base import PlainLock
 from .options import LeaseOptions
+
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
 
 __all__ = ["AsyncReentrantLock"]
 
@@ -191,8 +195,8 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         """Return whether anybody holds the lock, including the current task. As for `AsyncLock.locked`."""
         return await self._lock.locked()
 
-    async def statistics(self) -> LockStatistics:
-        """Return holder, waiters, fence and remaining time as the server sees them. As `AsyncLock.statistics`."""
+    async def statistics(self) -> NameView:
+        """Return the holder and the waiters as the server sees them, as `AsyncLock.statistics`."""
         return await self._lock.statistics()
 
     @property

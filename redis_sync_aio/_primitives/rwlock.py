@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .._acquire.binding import CoordinatorLike
 from .._acquire.request import Request
@@ -22,28 +22,10 @@ from ..errors import NotHeld, SyncError, WouldDeadlock
 from .base import L, PermitPrimitive
 from .options import LeaseOptions
 
-__all__ = ["AsyncReadWriteLock", "ReadSide", "ReadWriteStatistics", "WriteSide"]
+if TYPE_CHECKING:
+    from .._inspection.views import NameView
 
-
-@dataclass(frozen=True, slots=True)
-class ReadWriteStatistics:
-    """The state of a read/write lock on the server at one moment.
-
-    Attributes:
-        writer: The token or identity of the writer. None: nobody writes.
-        readers: How many readers there are.
-        reading: The tokens or identities of the readers, by the end of their leases; at most 100.
-        fence: The fence of the latest writer, also after its release. None: the server remembers none.
-        waiters: How many requests are queued, as for `LockStatistics`.
-        waiting: ("read" or "write", token or identity) of the first requests in the queue, in order; at most 100.
-    """
-
-    writer: str | None
-    readers: int
-    reading: tuple[str, ...]
-    fence: int | None
-    waiters: int
-    waiting: tuple[tuple[str, str], ...]
+__all__ = ["AsyncReadWriteLock", "ReadSide", "WriteSide"]
 
 
 class Side(PermitPrimitive[L]):
@@ -247,30 +229,13 @@ class AsyncReadWriteLock:
             raise TypeError(f"lease must be a writer's lease of {self.name!r}, not {lease!r}")
         await self._write._downgrade(grant_of(lease))
 
-    async def statistics(self) -> ReadWriteStatistics:
-        """Return writer, readers, waiters and fence as the server sees them. One round trip.
-
-        Raises:
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
-
-        On cancellation the reply is ignored.
-        """
-        view = await self._read._view()
-        writer = next((text(permit.token) for permit in view.permits if permit.weight == WRITER_WEIGHT), None)
-        return ReadWriteStatistics(
-            writer=writer,
-            readers=0 if writer is not None else view.used,
-            reading=tuple(text(permit.token) for permit in view.permits if permit.weight < WRITER_WEIGHT),
-            fence=view.fence or None,
-            waiters=view.waiting + self._read._behind_tickets(),
-            waiting=tuple(
-                ("write" if ticket.weight == WRITER_WEIGHT else "read", text(ticket.token)) for ticket in view.tickets
-            ),
-        )
+    async def statistics(self) -> NameView:
+        """Return readers, writer and waiters, as `AsyncLock.statistics`. Their ``access`` is "read" or "write"."""
+        return await self._read.statistics()
 
     async def locked(self) -> bool:
         """Return whether anybody reads or writes. One round trip; errors and cancellation are those of `statistics`."""
-        return (await self._read._view()).used > 0
+        return bool((await self._read._look(1)).holders)
 
     @property
     def name(self) -> str:

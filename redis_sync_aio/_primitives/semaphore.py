@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from .._acquire.binding import CoordinatorLike
 from .._acquire.resource import Resource
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, one_of, permits
-from .._core.display import text
 from .._core.keys import Engine, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Commands, Delivery
@@ -24,48 +22,7 @@ from ..errors import LimitMismatch, SyncError
 from .base import PermitPrimitive
 from .options import LeaseOptions
 
-__all__ = ["AsyncSemaphore", "OnMismatch", "PermitHolder", "SemaphoreStatistics"]
-
-
-@dataclass(frozen=True, slots=True)
-class PermitHolder:
-    """One holder of permits.
-
-    Attributes:
-        identity: The identity of the caller, or the token of the lease.
-        weight: How many permits it holds.
-        remaining: Seconds until its lease ends if it is not renewed.
-        fence: The fence of its lease.
-    """
-
-    identity: str
-    weight: int
-    remaining: float
-    fence: int
-
-
-@dataclass(frozen=True, slots=True)
-class SemaphoreStatistics:
-    """The state of a semaphore on the server at one moment.
-
-    Attributes:
-        limit: How many permits there are. None: nobody has used the semaphore yet, or not for so long that it is
-            forgotten.
-        held: How many permits are held. More than ``limit`` for a while after the limit was lowered.
-        available: How many permits are free: ``limit`` less ``held``, at least 0. Waiters get them before new requests.
-        holders: The holders, by the end of their leases; at most 100.
-        fence: The fence of the latest grant, also after its release. None: the server remembers none.
-        waiters: How many requests are queued, as for `LockStatistics`.
-        waiting: The tokens or identities of the first requests in the queue, in order; at most 100.
-    """
-
-    limit: int | None
-    held: int
-    available: int
-    holders: tuple[PermitHolder, ...]
-    fence: int | None
-    waiters: int
-    waiting: tuple[str, ...]
+__all__ = ["AsyncSemaphore", "OnMismatch"]
 
 
 OnMismatch: TypeAlias = Literal["raise", "keep", "set"]
@@ -288,34 +245,14 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             LimitMismatch: The server knows no limit yet.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
         """
-        found = (await self._view(0)).limit
+        found, _ = await self._limit_and_queue()
         if not found:
             raise LimitMismatch(name=self.name, expected=self.limit, found=None)
         return found
 
-    async def statistics(self) -> SemaphoreStatistics:
-        """Return limit, holders, waiters and fence as the server sees them. One round trip.
-
-        Raises:
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
-
-        On cancellation the reply is ignored.
-        """
-        view = await self._view()
-        return SemaphoreStatistics(
-            limit=view.limit or None,
-            held=view.used,
-            available=max(0, view.limit - view.used),
-            holders=tuple(PermitHolder(text(p.token), p.weight, p.left, p.fence) for p in view.permits),
-            fence=view.fence or None,
-            waiters=view.waiting + self._behind_tickets(),
-            waiting=tuple(text(ticket.token) for ticket in view.tickets),
-        )
-
     async def locked(self) -> bool:
-        """Return whether no permit is free. One round trip; errors and cancellation are those of `statistics`."""
-        view = await self._view(0)
-        return view.limit > 0 and view.used >= view.limit
+        """Return whether no permit is free. Two round trips; errors and cancellation are those of `statistics`."""
+        return (await self.statistics()).available == 0
 
     def __repr__(self) -> str:
         return f"<AsyncSemaphore {self.name!r} limit={self.limit} ttl={self._ttl_ms / 1000}>"

@@ -65,10 +65,6 @@ class Cohorts:
         for cohort in self.all.values():
             yield from (future for future, *_ in cohort.line if not future.done())
 
-    def without_ticket(self) -> int:
-        """Return how many tasks wait without a ticket of their own."""
-        return sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in self.all.values())
-
     def refuse_waiter(self, waiter: Waiter, why: Callable[[bool], Exception | None]) -> None:
         """End the wait for ``waiter`` with the error that ``why`` returns, if any; it is told whether that reads."""
         for cohort in list(self.all.values()):

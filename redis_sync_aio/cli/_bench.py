@@ -113,7 +113,7 @@ async def _handovers(syncs: list[Coordinator], name: str, seconds: float) -> lis
                 if released:
                     found.append(time.perf_counter() - released.pop())
                 while time.monotonic() < until:
-                    if (await lock.statistics()).waiters:  # so the release goes to a client that waits
+                    if (await lock.statistics()).waiting:  # so the release goes to a client that waits
                         released.append(time.perf_counter())
                         await lease.release()
                         break

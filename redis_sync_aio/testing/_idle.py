@@ -12,10 +12,11 @@ from .._acquire.binding import CoordinatorLike
 from .._acquire.closing import living
 from .._acquire.hub import Hub
 from .._acquire.implicit import client_of
-from .._acquire.statistics import kind_of, statistics_of
+from .._acquire.statistics import statistics_of
 from .._client.settings import Client
 from .._core.arguments import Seconds, seconds
 from .._core.backoff import wait_until
+from .._inspection.reading import kind_of
 from .._leases.terms import HELD
 from ..inspection import inspect
 from .servers import SOON
@@ -45,7 +46,7 @@ async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0
         found = left_in_hubs(source, own) + left_in_pool(source)
         for name in await inspect(source):
             holders = [f"{it.token!r}" for it in name.holders]
-            found.append(f"at the server: {name.kind} {name.name!r}, held by {holders}, {name.waiters} waiting")
+            found.append(f"at the server: {name.kind} {name.name!r}, held by {holders}, {name.waiting} waiting")
         left[:] = found  # a look that is cut short says nothing
         return not left
 
@@ -96,14 +97,14 @@ def left_in_pool(client: Client) -> list[str]:
 def _left_in(hub: Hub) -> Iterator[str]:
     held = [grant for resource in hub.resources.values() for grant in resource.held() if grant.state is HELD]
     known = {grant.token: grant.fence for grant in held}
-    found = statistics_of(hub)
-    for one in found.held:
-        if known.get(one.token) == one.fence:
-            by = f"identity {one.identity!r}" if one.identity else "a task that has ended"
-            yield f"{one.kind} {one.name!r} is held by {f'task {one.task!r}' if one.task else by}"
-    for waiter in found.waiting:
-        by = f"task {waiter.task!r}" if waiter.task else "a task"
-        yield f"{waiter.kind} {waiter.name!r} is waited for by {by}"
+    for name in statistics_of(hub):
+        for one in name.holders:
+            if known.get(one.token) == one.fence:
+                by = f"identity {one.identity!r}" if one.identity else "a task that has ended"
+                yield f"{one.access or name.kind} {name.name!r} is held by {f'task {one.task!r}' if one.task else by}"
+        for waiter in name.waiters:
+            by = f"task {waiter.task!r}" if waiter.task else "a task"
+            yield f"{waiter.access or name.kind} {name.name!r} is waited for by {by}"
     yield from _cancelled_waits(hub)
 
 
@@ -115,13 +116,12 @@ def _cancelled_waits(hub: Hub) -> Iterator[str]:
     awaited = {getattr(task, "_fut_waiter", None): task.get_name() for task in asyncio.all_tasks(hub.loop)}
     for resource in hub.resources.values():
         sharing: Any = resource.sharing
-        waits: list[tuple[Any, int]] = [(it.taker, it.weight) for it in resource.acquisitions.values()]
+        waits: list[Any] = [it.taker for it in resource.acquisitions.values()]
         for cohort in () if sharing is None else sharing.all.values():
-            waits += [(future, request.weight) for future, request, _ in cohort.line]
-        for future, weight in waits:
+            waits += [future for future, *_ in cohort.line]
+        for future in waits:
             if isinstance(future, asyncio.Future) and future.cancelled() and future in awaited:
-                kind = kind_of(resource.keys, weight)
-                yield f"{kind} {resource.name!r} is waited for by task {awaited[future]!r}"
+                yield f"{kind_of(resource.keys)} {resource.name!r} is waited for by task {awaited[future]!r}"
 
 
 async def close_hubs(client: Client, loop: asyncio.AbstractEventLoop) -> None:

@@ -227,7 +227,7 @@ class Field:
 
                 async def free(lock: Any = lock) -> bool:
                     found = await lock.statistics()
-                    return not found.locked and found.waiters == 0
+                    return not bool(found.held) and found.waiting == 0
 
                 await wait_until(free, SOON, timeout=self.ttl + 1)
                 lease = await lock.acquire(timeout=1)

@@ -125,7 +125,7 @@ async def test_a_token_chooses_one_permit(server: EmbeddedServer, sync: Coordina
     assert wrong.returncode == 1
     done = await ran_json("release", "x", "--token", ended.token, "--yes", *url)
     assert done["released"] == [ended.token]
-    assert [it.identity for it in (await semaphore.statistics()).holders] == [kept.token]
+    assert [it.token for it in (await semaphore.statistics()).holders] == [kept.token]
     nobody = await ran_json("release", "x", "--host", "elsewhere", "--yes", *url, expect=[1])
     assert nobody["released"] == []
     await kept.release()

@@ -32,6 +32,7 @@ from ..support.programs import (
     terminal,
     unread,
 )
+from ..support.views import holder_of
 
 pytestmark = pytest.mark.usefixtures("redis")
 SOON = Backoff(initial=0.01, cap=0.05)
@@ -119,7 +120,7 @@ async def test_it_holds_the_lock_while_the_program_runs(server: EmbeddedServer, 
             assert process.stdout is not None
             told = json.loads(process.stdout.readline())
             seen = await sync.lock(NAME).statistics()
-            assert (told["NAME"], told["FENCE"], told["TOKEN"]) == (NAME, str(seen.fence), seen.holder)
+            assert (told["NAME"], told["FENCE"], told["TOKEN"]) == (NAME, str(seen.fence), holder_of(seen))
             out, err = process.communicate("hello\n", timeout=PATIENCE)
         assert (process.returncode, out) == (0, "hello\n")
         assert not await sync.lock(NAME).locked()
@@ -148,7 +149,7 @@ async def test_a_lock_that_is_taken(server: EmbeddedServer, sync: Coordinator) -
             assert "()" not in done.stderr  # it is for people, not for programs
             waits = f"look at the holders: redis-sync-aio show {NAME}\n"
             assert done.stderr.endswith(waits if "0.1" in words else "(--timeout S waits)\n")
-        assert (await sync.lock(NAME).statistics()).waiters == 0
+        assert (await sync.lock(NAME).statistics()).waiting == 0
 
 
 async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) -> None:
@@ -156,7 +157,7 @@ async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) 
     lease = await lock.acquire()
 
     async def is_waiting() -> bool:
-        return (await lock.statistics()).waiters == 1
+        return (await lock.statistics()).waiting == 1
 
     with running(NAME, "--timeout", "600", "--", "echo", "ran", url=server.url) as process:
         await wait_until(is_waiting, SOON, timeout=PATIENCE)
@@ -172,7 +173,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
     lock = sync.lock(NAME, ttl=TTL)
 
     async def is_waiting() -> bool:
-        return (await lock.statistics()).waiters == 1
+        return (await lock.statistics()).waiting == 1
 
     async with lock:
         with running(NAME, "--", "echo", "ran", url=server.url) as process:
@@ -180,7 +181,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
             process.send_signal(number)
             out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (128 + number, "", "")
-        assert (await lock.statistics()).waiters == 0
+        assert (await lock.statistics()).waiting == 0
 
 
 # -- kinds -------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Arena:
         await holder.release()
 
     async def _somebody_waits(self) -> bool:
-        return (await self.lock.statistics()).waiters > 0
+        return (await self.lock.statistics()).waiting > 0
 
     async def settle(self) -> None:
         """End what the scenario started, whichever task was cancelled."""
@@ -72,7 +72,7 @@ class Arena:
         if self.kind.share:  # that sent nothing if it lingers, or if word that the cancelled task waits came first
             await wait_until(lambda: self.kind.empty(self.redis, NAME), FAST, timeout=5)
         after = await self.lock.statistics()
-        assert (await holder(self.lock), after.waiters) == (None, 0), after
+        assert (await holder(self.lock), after.waiting) == (None, 0), after
         assert await self.kind.empty(self.redis, NAME)
 
 

@@ -151,7 +151,7 @@ async def test_extend_counts_from_when_the_time_left_was_true(server: EmbeddedSe
         lock = client.lock(NAME, timeout=10, lock_class=Lock)
         await lock.acquire()
         assert await lock.owned()  # the server knows the script
-        slow = proxy.on(script(load("lock/inspect").sha), DELAY_REPLY(2), times=1)
+        slow = proxy.on(script(load("link/read").sha), DELAY_REPLY(2), times=1)
         assert await lock.extend(10)
         assert slow.acted
         assert 10_000 < await redis.pttl(NAME) <= 18_000

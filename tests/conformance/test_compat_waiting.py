@@ -260,7 +260,7 @@ async def test_waiters_are_served_in_order(make_client: MakeClient, redis: Redis
         tasks.append(asyncio.create_task(take_turn(number)))
 
         async def queued(number: int = number) -> bool:
-            return (await AsyncLock(redis, NAME).statistics()).waiters == number + 1
+            return (await AsyncLock(redis, NAME).statistics()).waiting == number + 1
 
         await until(queued)
     assert await make_client().lock(NAME, lock_class=Lock).acquire(blocking=False) is False

@@ -192,7 +192,7 @@ async def test_a_busy_call_is_skipped(sync: Coordinator, timeout: float | None) 
 
     lease = await sync.lock(NAME).acquire()
     assert await report(1) is None
-    assert (await sync.lock(NAME).statistics()).waiters == 0
+    assert (await sync.lock(NAME).statistics()).waiting == 0
     await lease.release()
     assert await report(2) == 2
     assert called == [2]

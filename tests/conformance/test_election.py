@@ -158,7 +158,7 @@ async def test_nothing_is_left_wherever_a_candidate_is_cancelled(election: Leade
     async def check(outcome: Outcome[None]) -> None:
         async def free() -> bool:
             found = await seat.statistics()
-            return not found.locked and found.waiters == 0
+            return not bool(found.held) and found.waiting == 0
 
         await wait_until(free, FAST, timeout=20)
 

@@ -18,6 +18,7 @@ from redis_sync_aio.types import Term
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
 from ..support.served import served
 from ..support.sweep import Outcome, sweep
+from ..support.views import holder_of
 
 NAME = "scheduler"
 
@@ -61,7 +62,7 @@ class Work:
 
 async def free(seat: AsyncLock) -> bool:
     found = await seat.statistics()
-    return not found.locked and found.waiters == 0
+    return not bool(found.held) and found.waiting == 0
 
 
 # -- the ends of run ---------------------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ async def free(seat: AsyncLock) -> bool:
 
 async def test_work_that_returns_resigns_and_gives_its_result(election: LeaderElection, seat: AsyncLock) -> None:
     async def work(term: Term) -> int:
-        assert (await seat.statistics()).holder == term.token
+        assert holder_of(await seat.statistics()) == term.token
         return term.number
 
     first = await election.run(work)

@@ -18,6 +18,7 @@ from ..support.inside import hub_of, lease_groups
 from ..support.multilocks import SLOTS, all_free, holders, queued
 from ..support.multilocks import names as names
 from ..support.multilocks import way as way
+from ..support.views import holder_of
 
 
 @pytest.fixture
@@ -32,9 +33,9 @@ async def test_p1_one_lease_over_all(lock: AsyncMultiLock, names: tuple[str, ...
     """Each name is the lock an AsyncLock of that name is: same holder, same fence, excluded while held."""
     async with lock as lease:
         found = await lock.statistics()
-        assert tuple(found) == lock.names == lease.names == tuple(lease.fences) == names
-        assert " ".join(str(one.holder) for one in found.values()) == lease.token
-        assert [one.fence for one in found.values()] == list(lease.fences.values())
+        assert tuple(one.name for one in found) == lock.names == lease.names == tuple(lease.fences) == names
+        assert " ".join(str(holder_of(one)) for one in found) == lease.token
+        assert [one.fence for one in found] == list(lease.fences.values())
         assert lease.fence == max(lease.fences.values())
         for name in names:
             assert await AsyncLock(other, name).try_acquire() is None

@@ -16,6 +16,7 @@ from ..support.body import FAST, waits
 from ..support.inside import hub_of
 from ..support.robust import NAME, RECORD, crash, is_of, lock, way
 from ..support.sweep import Outcome, sweep
+from ..support.views import holder_of
 
 __all__ = ["lock", "way"]  # fixtures
 
@@ -61,7 +62,7 @@ class Arena:
 
         async def free() -> bool:
             found = await self.lock.statistics()
-            return (found.holder, found.waiters) == (None, 0)
+            return (holder_of(found), found.waiting) == (None, 0)
 
         await wait_until(free, FAST, timeout=5)
         assert not self.lock._held()

@@ -28,6 +28,7 @@ from ..support.body import FAST
 from ..support.inside import FENCE_RANGE
 from ..support.sweep import Outcome, sweep
 from ..support.timed import Timed
+from ..support.views import readers_of, writer_of
 
 NAME = "config"
 STATE = f"{{{NAME}}}:rw:state"
@@ -61,7 +62,7 @@ async def queued(rw: AsyncReadWriteLock, number: int) -> None:
     """Wait until so many wait."""
 
     async def enough() -> bool:
-        return (await rw.statistics()).waiters >= number
+        return (await rw.statistics()).waiting >= number
 
     await wait_until(enough, FAST, timeout=5)
 
@@ -70,7 +71,7 @@ async def line_up(rw: AsyncReadWriteLock, *sides: str) -> list[asyncio.Task[Base
     """Let readers and writers queue in this order."""
     tasks: list[asyncio.Task[BaseLease]] = []
     for side in sides:
-        before = (await rw.statistics()).waiters
+        before = (await rw.statistics()).waiting
         tasks.append(asyncio.create_task((rw.read() if side == "read" else rw.write()).acquire(timeout=20)))
         await queued(rw, before + 1)
     return tasks
@@ -81,7 +82,7 @@ async def check_free(rw: AsyncReadWriteLock) -> None:
     lease = await rw.write().acquire(timeout=5)
     await lease.release()
     after = await rw.statistics()
-    assert (after.writer, after.readers, after.waiters) == (None, 0, 0), after
+    assert (writer_of(after), readers_of(after), after.waiting) == (None, 0, 0), after
     assert not await rw.locked()
 
 
@@ -140,13 +141,13 @@ async def test_p2_phases(rw: AsyncReadWriteLock) -> None:
     first = await rw.read().acquire()
     tasks = await line_up(rw, "write", "read", "read", "write", "read")
     assert await rw.read().try_acquire() is None  # nobody barges
-    assert [side for side, _ in (await rw.statistics()).waiting] == ["write", "read", "read", "write", "read"]
+    assert [it.access for it in (await rw.statistics()).waiters] == ["write", "read", "read", "write", "read"]
     await first.release()
     writer = await tasks[0]
     assert not any(task.done() for task in tasks[1:])
     await writer.release()
     readers = [await tasks[1], await tasks[2]]
-    assert (await rw.statistics()).readers == 2
+    assert readers_of(await rw.statistics()) == 2
     assert not tasks[3].done()
     for reader in readers:
         await reader.release()
@@ -161,7 +162,7 @@ async def test_p2_a_writer_that_gives_up_lets_the_readers_behind_it_in(rw: Async
     writer, reader = await line_up(rw, "write", "read")
     writer.cancel()
     second = await asyncio.wait_for(reader, 5)
-    assert (await rw.statistics()).readers == 2
+    assert readers_of(await rw.statistics()) == 2
     await first.release()
     await second.release()
     await check_free(rw)
@@ -239,7 +240,7 @@ async def test_downgrade(rw: AsyncReadWriteLock, share: bool) -> None:
     await rw.downgrade(lease)
     reader = await asyncio.wait_for(waiting[0], 5)
     found = await rw.statistics()
-    assert (found.writer, found.readers, found.waiters) == (None, 2, 1)
+    assert (writer_of(found), readers_of(found), found.waiting) == (None, 2, 1)
     assert lease.fence <= reader.fence <= lease.fence + (FENCE_RANGE if share else 0)
     await lease.extend(20)
     await lease.release()
@@ -253,7 +254,7 @@ async def test_identities(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> 
     one = await rw.read().acquire(identity="worker-7")
     again = await other.read().acquire(identity="worker-7")
     assert (one.token, one.fence) == (again.token, again.fence)
-    assert (await rw.statistics()).readers == 1
+    assert readers_of(await rw.statistics()) == 1
     with pytest.raises(WouldDeadlock, match="for reading"):
         await rw.write().acquire(identity="worker-7")
     with pytest.raises(NotHeld):

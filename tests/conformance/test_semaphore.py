@@ -33,7 +33,7 @@ def semaphore(sync: Coordinator, limit: int | None, **options: Any) -> AsyncSema
 
 async def line_up(sem: AsyncSemaphore, *weights: int) -> list[asyncio.Task[Lease]]:
     """Let requests of these weights queue in this order; return once all of them are queued."""
-    before = (await sem.statistics()).waiters
+    before = (await sem.statistics()).waiting
     tasks: list[asyncio.Task[Lease]] = []
     for number, weight in enumerate(weights, start=before + 1):
         tasks.append(asyncio.create_task(sem.acquire(weight=weight)))
@@ -59,12 +59,12 @@ async def assert_waiting(sem: AsyncSemaphore, *tasks: asyncio.Task[Lease]) -> No
     await sem.statistics()  # answered after that: one round trip
     await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
-    assert (await sem.statistics()).waiters >= len(tasks)
+    assert (await sem.statistics()).waiting >= len(tasks)
 
 
 async def all_free(sem: AsyncSemaphore) -> None:
     found = await sem.statistics()
-    assert (found.held, found.waiters, found.holders) == (0, 0, ())
+    assert (found.held, found.waiting, found.holders) == (0, 0, ())
 
 
 # -- capacity ----------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
     whole = await sem.try_acquire(weight=20_000)
     assert whole is not None
     found = await sem.statistics()
-    assert [(holder.identity, holder.weight) for holder in found.holders] == [(whole.token, 20_000)]
+    assert [(holder.token, holder.weight) for holder in found.holders] == [(whole.token, 20_000)]
     assert await redis.hlen(sem._keys.all[1]) == 5  # limit, used, fence, kept and this permit: nothing piles up
     await whole.release()
 
@@ -290,7 +290,7 @@ async def test_the_servers_limit_before_there_is_one(sync: Coordinator, redis: R
             await use()
         assert (caught.value.expected, caught.value.found) == (None, None)
     found = await sem.statistics()
-    assert (found.limit, found.held, found.available, found.fence) == (None, 0, 0, None)
+    assert (found.limit, found.held, found.available, found.fence) == (None, 0, None, None)
     assert not await sem.locked()
     assert await redis.exists(*sem._keys.all) == 0
     assert sem.limit is None

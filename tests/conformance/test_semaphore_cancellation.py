@@ -50,7 +50,7 @@ class Arena:
             await lease.release()
 
     async def _somebody_waits(self) -> bool:
-        return (await self.theirs.statistics()).waiters > 0
+        return (await self.theirs.statistics()).waiting > 0
 
     async def finish(self) -> None:
         """End what the operation started, whichever task was cancelled; then everything is free."""
@@ -69,7 +69,7 @@ class Arena:
         for sem in (self.sem, self.theirs):
             await (await sem.acquire(weight=LIMIT, timeout=5)).release()
         found = await self.theirs.statistics()
-        assert (found.held, found.waiters, found.holders) == (0, 0, ()), found
+        assert (found.held, found.waiting, found.holders) == (0, 0, ()), found
 
 
 async def weighted(arena: Arena) -> None:
@@ -200,7 +200,7 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator,
             await (await sem.acquire(weight=LIMIT, timeout=2)).release()
     assert took.waited < 0.2
     found = await sems[0].statistics()
-    assert (found.held, found.waiters) == (0, 0)
+    assert (found.held, found.waiting) == (0, 0)
     assert ended["cancelled"] > 4 * rounds
     assert not hub_of(sync).acquisitions
     assert not hub_of(sync).resources

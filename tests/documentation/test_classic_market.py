@@ -142,7 +142,7 @@ async def test_p2_a_transaction_that_is_disturbed_takes_its_turn(sync: Coordinat
         listing.append(asyncio.create_task(seller.list_item("s1", f"s1:{number}", 10)))
 
         async def done_or_in_line() -> bool:
-            return listing[number].done() or (await turn.statistics()).waiters > 0
+            return listing[number].done() or (await turn.statistics()).waiting > 0
 
         await wait_until(done_or_in_line, FAST, timeout=15)
 

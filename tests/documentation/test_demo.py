@@ -29,7 +29,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.pairwise import first_of
 from ..support.proxy import DELAY_REPLY, FaultProxy
-from ..support.wired import INSPECT
+from ..support.wired import READ
 
 pytestmark = pytest.mark.timing
 ROOT = Path(cli.__file__).parents[2]
@@ -201,7 +201,7 @@ async def test_a_late_answer_does_not_make_the_lease_of_the_dead_longer(
         floor = Floor(plan, "demo", client, sync, Display(Console(), plan.stock))
         await AsyncLock(sync, lock_name("demo", 1), ttl=30, auto_renew=False).acquire()
         ends_by = time.monotonic_ns() + 30_000 * MS
-        proxy.on(INSPECT, DELAY_REPLY(0.3))
+        proxy.on(READ, DELAY_REPLY(0.3))
         seen = await floor._look(1)
         assert seen is not None
         assert seen.ends <= ends_by + MS  # what is left is told in milliseconds

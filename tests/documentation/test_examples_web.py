@@ -38,7 +38,7 @@ aiohttp_service = load("aiohttp_service")
 
 async def waiters(lock: AsyncLock, count: int) -> None:
     async def reached() -> bool:
-        return (await lock.statistics()).waiters == count
+        return (await lock.statistics()).waiting == count
 
     await wait_until(reached, timeout=10)
 
@@ -108,7 +108,7 @@ async def test_fastapi_busy_order_is_423_with_retry_after(
     async with started(fastapi_service.create_app(server.url), NO_PATIENCE) as client:
         lease = await lock.acquire()  # without a body: the application runs in this task, too
         answer = await client.post("/orders/1/items?price=3")
-        assert (await lock.statistics()).waiters == 0, "who gave up has left the queue"
+        assert (await lock.statistics()).waiting == 0, "who gave up has left the queue"
         assert (await client.post("/orders/2/items?price=3")).status_code == 200, "other orders are free"
         await lease.release()
         assert answer.status_code == 423
@@ -279,7 +279,7 @@ async def test_aiohttp_busy_account_is_423_with_retry_after(
             assert answer.status == 423
             assert answer.headers["Retry-After"] in ("6", "7")
             assert await answer.json() == {"detail": "other requests are at work on this: try again later"}
-            assert (await lock.statistics()).waiters == 0
+            assert (await lock.statistics()).waiting == 0
         async with client.post("/accounts/ann/deposits?cents=7") as answer:
             assert answer.status == 200
 

@@ -116,7 +116,7 @@ async def test_the_right_is_taken_away(mode: str) -> None:
 
 
 async def _waits(lock: AsyncLock) -> bool:
-    return (await lock.statistics()).waiters > 0
+    return (await lock.statistics()).waiting > 0
 
 
 @modes
@@ -250,7 +250,7 @@ async def test_both_engines_work_on_one_name_together(
 
 
 async def _queued(one: AsyncLock | AsyncSemaphore, number: int) -> bool:
-    return (await one.statistics()).waiters >= number
+    return (await one.statistics()).waiting >= number
 
 
 MAKE: dict[str, Callable[..., object]] = {

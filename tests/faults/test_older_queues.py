@@ -34,6 +34,7 @@ from ..support.inside import Releases, hub_of, lock_keys, now
 from ..support.proxy import FaultProxy
 from ..support.sentinels import DOWN_AFTER, sentinels
 from ..support.timed import Timed
+from ..support.views import holder_of
 
 pytestmark = pytest.mark.timing
 NAME = "older"
@@ -90,7 +91,7 @@ async def free(lock: Exclusive) -> None:
     """Return when the lease that came back with the older data is over."""
 
     async def over() -> bool:
-        return (await lock.statistics()).waiters > 0 and not await lock.locked()
+        return (await lock.statistics()).waiting > 0 and not await lock.locked()
 
     await wait_until(over, FAST, timeout=10)
 
@@ -288,7 +289,7 @@ async def test_p3_keys_that_somebody_restored(make: Make, sync: Coordinator, oth
     assert not await redis.exists(key)
     await redis.restore(key, 0, old)
     await granted_soon(holder)
-    assert (await holder.statistics()).waiters == 0
+    assert (await holder.statistics()).waiting == 0
 
 
 async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
@@ -307,12 +308,12 @@ async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinat
     lease = await waiting
     number = lease._grant.wire_token.rpartition(b":")[2]
     await again(lease.fence, number)
-    assert (await mine.statistics()).holder == lease.token
+    assert holder_of(await mine.statistics()) == lease.token
     await lease.extend(20)
     await lease.release()
     holder = await theirs.acquire()
     await again(lease.fence, number)
-    assert (await mine.statistics()).holder == holder.token
+    assert holder_of(await mine.statistics()) == holder.token
     await holder.release()
     assert lease.fence < holder.fence
 
@@ -344,7 +345,7 @@ async def test_p3_a_place_that_could_not_be_given_up(
         await wait_until(lambda: not hub_of(sync).manager.releases.in_flight._calls, FAST, timeout=15)
         proxy.refuse = False
         await wait_until(connected(sync, 2), FAST, timeout=15)
-        assert (await theirs.statistics()).waiters == 1
+        assert (await theirs.statistics()).waiting == 1
         await holder.release()
         await granted_soon(theirs)
 

@@ -21,6 +21,7 @@ from ..support.inside import load
 from ..support.pairwise import first_of
 from ..support.proxy import HOLD, HOLD_REPLY, FaultProxy, script
 from ..support.sharing import turns
+from ..support.views import holder_of, remaining_of
 
 pytestmark = pytest.mark.timing
 NAME = "shared"
@@ -51,7 +52,7 @@ async def opened(server: EmbeddedServer, children: list[Child], claim: float | N
 async def queue_up(lock: AsyncLock, *children: Child, ttl: float = 5.0) -> list[asyncio.Future[Answer]]:
     """Let the children ask for the lock in this order; return once all of them are queued."""
     grants: list[asyncio.Future[Answer]] = []
-    before = (await lock.statistics()).waiters
+    before = (await lock.statistics()).waiting
     for number, child in enumerate(children, start=before + 1):
         grants.append(child.acquire(NAME, ttl, slot=str(number)))
         await wait_until(waits(lock, number), FAST, timeout=15)
@@ -60,7 +61,7 @@ async def queue_up(lock: AsyncLock, *children: Child, ttl: float = 5.0) -> list[
 
 async def free(lock: AsyncLock) -> bool:
     found = await lock.statistics()
-    return not found.locked and found.waiters == 0
+    return not bool(found.held) and found.waiting == 0
 
 
 # -- order ---------------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ async def test_p2_a2_a_stopped_waiter_costs_its_claim(server: EmbeddedServer, lo
         head.go_on()
         await wait_until(waits(lock, 1), FAST, timeout=15)  # it asked again
         assert not stale.done()
-        assert (await lock.statistics()).holder == granted["token"]
+        assert holder_of(await lock.statistics()) == granted["token"]
         await second.ask("check", "2")
         begin = time.monotonic()
         await second.release("2")
@@ -205,7 +206,7 @@ async def test_p1_a1_killed_holder_costs_its_remaining_lease(
             waiter = asyncio.create_task(lock.acquire())
             await wait_until(waits(lock), FAST, timeout=15)
             die(child)
-            begin, remaining = time.monotonic(), (await lock.statistics()).remaining or 0.0
+            begin, remaining = time.monotonic(), remaining_of(await lock.statistics()) or 0.0
             assert remaining <= ttl
             lease = await asyncio.wait_for(waiter, 20)
             assert remaining - 0.02 < time.monotonic() - begin < remaining + SLACK

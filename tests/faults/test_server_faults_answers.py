@@ -25,6 +25,7 @@ from redis_sync_aio.errors import PermissionDenied, PushUnavailable, WrongKeyTyp
 from ..support.inside import hub_of, now
 from ..support.served import NAME, ORDERS, Served, _waits, everything, modes, say, served, served_to, user
 from ..support.timed import Timed, timed
+from ..support.views import holder_of
 from ..support.wired import MODES, RESPONSE_TIMEOUT, SOON
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -221,7 +222,7 @@ async def test_no_right_to_wait(rules: str, push: Any) -> None:
 
 async def _nothing_left(s: Served) -> bool:
     found = await s.elsewhere().statistics()
-    return found.holder is None and found.waiters == 0
+    return holder_of(found) is None and found.waiting == 0
 
 
 @pytest.mark.parametrize("push", ["auto", "always", "never"])

@@ -31,7 +31,7 @@ async def test_restart_with_data(mode: str) -> None:
         await asyncio.to_thread(s.server.restart, True)
         await s.check_held(lease)
         await lease.extend(5)
-        assert (await s.elsewhere().statistics()).waiters == 1
+        assert (await s.elsewhere().statistics()).waiting == 1
         await lease.release()
         following = await asyncio.wait_for(waiting, 1.1)
         assert following.fence > lease.fence

@@ -18,6 +18,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.inside import load
 from ..support.proxy import CUT_AFTER, ERROR, FaultProxy, script
+from ..support.views import tokens
 
 pytestmark = pytest.mark.timing
 NAME = "{fall}:1"
@@ -71,12 +72,12 @@ async def test_p2_queued_and_the_connection_lost(proxy: FaultProxy, sync: Coordi
         holder = await rival.acquire()
         waiting = asyncio.create_task(lock.acquire(timeout=10))
         await wait_until(waits(rival), FAST, timeout=15)
-        (before,) = (await rival.statistics()).waiting
+        (before,) = tokens((await rival.statistics()).waiters)
         no_more_pushes(proxy)
         await proxy.cut()
 
         async def queued_anew() -> bool:
-            waiters = (await rival.statistics()).waiting
+            waiters = tokens((await rival.statistics()).waiters)
             return len(waiters) == 1 and waiters[0] != before
 
         await wait_until(queued_anew, FAST, timeout=15)

@@ -22,8 +22,8 @@ from ..support.wire_sweep import ANSWERS
 from ..support.wired import (
     ACQUIRE,
     FORCE,
-    INSPECT,
     MODES,
+    READ,
     RELEASE,
     RENEW,
     RESPONSE_TIMEOUT,
@@ -50,7 +50,7 @@ async def gap(w: Wired) -> None:
 async def test_rechecks_come_first(server: EmbeddedServer) -> None:
     """P3, C7: on a new connection every lease and every waiter is looked at before anything else is sent."""
     order: list[str] = []
-    kinds = {"acquire": ACQUIRE, "release": RELEASE, "renew": RENEW, "inspect": INSPECT}
+    kinds = {"acquire": ACQUIRE, "release": RELEASE, "renew": RENEW, "inspect": READ}
 
     def note(args: list[bytes]) -> bool:
         order.extend(f"{kind} {args[3].decode()}" for kind, is_it in kinds.items() if is_it(args))

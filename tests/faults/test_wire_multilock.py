@@ -16,6 +16,7 @@ from redis_sync_aio.errors import PermissionDenied
 from ..support.inside import load, lock_keys
 from ..support.proxy import ERROR, Action, script
 from ..support.timed import failures
+from ..support.views import holder_of
 from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import RELEASE, SOON, Wired, quiet_loop, wired
 
@@ -38,7 +39,7 @@ async def acquire_and_release(w: Wired, names: list[str], command: str, skip: in
     lease.check()
     for name, fence in lease.fences.items():
         found = await AsyncLock(w.other, name).statistics()
-        assert found.holder in lease.token.split(), f"{name} is not ours"
+        assert holder_of(found) in lease.token.split(), f"{name} is not ours"
         assert found.fence == fence
     await lease.release()
     assert rule.acted, "the fault did not happen"
@@ -47,7 +48,7 @@ async def acquire_and_release(w: Wired, names: list[str], command: str, skip: in
 async def check_free(w: Wired, names: list[str]) -> None:
     async def free() -> bool:
         found = await AsyncMultiLock(w.other, names).statistics()
-        return all((one.holder, one.waiters) == (None, 0) for one in found.values())
+        return not any(one.held or one.waiting for one in found)
 
     await wait_until(free, SOON, timeout=15)
 

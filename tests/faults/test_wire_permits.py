@@ -40,7 +40,7 @@ def theirs(w: Wired) -> AsyncSemaphore:
 async def check_all_free(w: Wired) -> int:
     """Nobody holds any, nobody waits, and the whole can be had. Return its fence."""
     found = await theirs(w).statistics()
-    assert (found.held, found.waiters, found.holders) == (0, 0, ()), found
+    assert (found.held, found.waiting, found.holders) == (0, 0, ()), found
     whole = await theirs(w).try_acquire(weight=LIMIT)
     assert whole is not None
     await whole.release()
@@ -50,7 +50,7 @@ async def check_all_free(w: Wired) -> int:
 async def held(w: Wired, *leases: Lease) -> None:
     """These and no others."""
     found = await theirs(w).statistics()
-    assert {one.identity: one.weight for one in found.holders} == {one.token: one.weight for one in leases}
+    assert {one.token: one.weight for one in found.holders} == {one.token: one.weight for one in leases}
     assert found.held == sum(one.weight for one in leases)
     for lease in leases:
         lease.check()

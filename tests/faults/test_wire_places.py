@@ -37,7 +37,7 @@ async def waiters(it: Any, number: int) -> None:
     """Wait until so many wait."""
 
     async def are() -> bool:
-        return bool((await it.statistics()).waiters == number)
+        return bool((await it.statistics()).waiting == number)
 
     await wait_until(are, SOON, timeout=15)
 

@@ -28,7 +28,7 @@ async def refused(w: Wired, arm: Arm) -> int:
             await w.lock(max_waiting=1).acquire()
 
         async def alone() -> bool:
-            return (await w.elsewhere().statistics()).waiters == 1
+            return (await w.elsewhere().statistics()).waiting == 1
 
         await wait_until(alone, SOON, timeout=15)
         await holder.release()

@@ -16,6 +16,7 @@ from ..support.inside import load
 from ..support.pairwise import first_of
 from ..support.proxy import script
 from ..support.rwlocks import SCRIPT, both, queued
+from ..support.views import readers_of, writer_of
 from ..support.wire_sweep import ANSWERS, SEVERAL, WIRE, Arm, Case, Operation, sweep
 from ..support.wired import Wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -27,7 +28,7 @@ DOWNGRADE = script(load(SCRIPT).sha)
 async def check_free(rw: AsyncReadWriteLock, last: int) -> int:
     """Nobody reads, writes or waits; the next writer has it immediately, under a greater fence."""
     found = await rw.statistics()
-    assert (found.writer, found.readers, found.waiters) == (None, 0, 0), found
+    assert (writer_of(found), readers_of(found), found.waiting) == (None, 0, 0), found
     writer = await rw.write().try_acquire()
     assert writer is not None
     assert writer.fence > last
@@ -44,7 +45,7 @@ async def downgrade(w: Wired, arm: Arm) -> int:
     arm(DOWNGRADE)
     await ours.downgrade(writer)
     found = await theirs.statistics()
-    assert (found.writer, found.readers, found.waiters) == (None, 1, 1)
+    assert (writer_of(found), readers_of(found), found.waiting) == (None, 1, 1)
     writer.check()
     await writer.release()
     last = await waiting

@@ -127,5 +127,5 @@ async def test_p5_nothing_is_left_of_it_on_a_fresh_server() -> None:
                     await AsyncLock(other, "x").statistics()  # this script is known
                     with pytest.raises(AcquireTimeout):
                         await AsyncLock(other, "x").acquire(timeout=0.05)
-                    assert (await AsyncLock(other, "x").statistics()).waiters == 0
+                    assert (await AsyncLock(other, "x").statistics()).waiting == 0
                     await held.release()

@@ -258,7 +258,7 @@ async def test_an_undoing_is_tried_for_a_minute(server: EmbeddedServer, mode: st
 
         async def undone() -> bool:
             found = await w.elsewhere().statistics()
-            return await w.kind.token(w.direct, w.name) == (holder and holder._grant.wire_token) and not found.waiters
+            return await w.kind.token(w.direct, w.name) == (holder and holder._grant.wire_token) and not found.waiting
 
         await wait_until(undone, SOON, timeout=10)
         await bystander.release()
@@ -348,7 +348,7 @@ async def test_cancel_while_black_holed(server: EmbeddedServer, mode: str, state
 
         async def free() -> bool:
             found = await w.elsewhere().statistics()
-            return found.waiters == 0 and not await w.elsewhere().locked()
+            return found.waiting == 0 and not await w.elsewhere().locked()
 
         await wait_until(free, SOON, timeout=15)
         await w.check_free(last)

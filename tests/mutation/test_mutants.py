@@ -21,7 +21,7 @@ from ..support.inside import ticket_member
 from ..support.lock_scripts import KEYS, acquire, holder, polled, run
 from ..support.script_mutants import Check, Mutant, failing, is_caught
 
-SCRIPTS = ("lock/acquire", "lock/release", "lock/renew", "lock/force_release", "lock/inspect")
+SCRIPTS = ("lock/acquire", "lock/release", "lock/renew", "lock/force_release")
 
 
 MUTANTS: Mapping[str, Mutant] = {

@@ -23,7 +23,7 @@ from ..scripts import test_writer_scripts as writers
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
 SCRIPTS = (
-    *(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "inspect")),
+    *(f"permits/{name}" for name in ("acquire", "release", "renew", "resize")),
     "permits/downgrade",
 )
 
@@ -175,7 +175,6 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)"),
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL_MS)"),
-    # inspect
     # the first that is worth something
     "what was undone tells when to look": Mutant("undone = not time and soonest", "undone = false and soonest"),
     "what is held is taken for undone": Mutant("and tonumber(soonest) % 1 > 0", ""),
@@ -363,10 +362,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "a renewal says nothing of the waiters": Mutant("(waiting or used > limit) and", "(used > limit) and"),
     "a renewal says nothing of a lower limit": Mutant("(waiting or used > limit) and", "waiting and"),
     "a renewal tells more than was asked": Mutant("if not held or not ARGV[4] then", "if not held then"),
-    # looking
-    "inspect counts what is over": Mutant("do used = used - (permit(token) or 0) end", "do end"),
-    "inspect shows tombstones": Mutant("if weight and weight > 0 and", "if weight and"),
-    "inspect counts lost permits": Mutant("if not redis.call('ZRANGE', PERMITS, 0, 0)[1] then used = 0 end"),
 }  # fmt: skip
 
 

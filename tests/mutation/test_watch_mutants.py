@@ -75,7 +75,7 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
     prefix = "lock/" if lock else "permits/"
     for number in range(1, STEPS):
         now += draw.choice([1, 1000, 2_000_000])
-        what = draw.choice(["come", "come", "come", "again", "go", "go", "undo", "renew", "look", "other"])
+        what = draw.choice(["come", "come", "come", "again", "go", "go", "undo", "renew", "other"])
         if what == "come":
             came.append((number, draw.choice(INBOXES)))
         who, inbox = draw.choice(came[-6:]) if came else (number, INBOXES[0])
@@ -91,8 +91,6 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
             fences = (draw.choice([0, 5, 4096]),) if shares else ()
             least = () if lock else (1,)
             yield f"{prefix}renew", (token, draw.choice([22_000, 5_000_000]), *least, *fences), now
-        elif what == "look":
-            yield f"{prefix}inspect", (draw.choice([1, 2, 50] if lock else [0, 2, 50]),), now
         elif lock:
             yield "lock/force_release", (), now
         else:

@@ -162,7 +162,7 @@ async def test_a_lease_that_was_waited_for_needs_no_collector(
         await task
         del task
         await wait_until(lambda: "'waited-for' (fence " in "".join(noted.forgotten()), FAST, timeout=20)
-        await wait_until(lambda: not sync.statistics().held, FAST, timeout=20)
+        await wait_until(lambda: sync.statistics() == (), FAST, timeout=20)
 
 
 async def test_a_lease_that_somebody_refers_to_outlives_its_task(everywhere: Everywhere, noted: Noted) -> None:

@@ -140,7 +140,7 @@ async def test_a_waiter_with_an_identity_gets_the_grant_as_soon_as_another_one_d
     tasks = [asyncio.create_task(lock.acquire(identity="w")) for _ in range(3)]
 
     async def queued() -> bool:
-        return (await elsewhere.statistics()).waiters >= 3
+        return (await elsewhere.statistics()).waiting >= 3
 
     await wait_until(queued, FAST, timeout=5)
     await holder.release()

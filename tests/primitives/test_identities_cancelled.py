@@ -17,6 +17,7 @@ from redis_sync_aio.types import BaseLease, Push
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.factories import KINDS, WATCHED, Exclusive, Kind
+from ..support.views import readers_of, writer_of
 from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "named"
@@ -118,7 +119,7 @@ async def test_cancelled_around_the_hand_over(
     tasks = [asyncio.create_task(lock.acquire(**WHO)) for _ in range(2)]
 
     async def queued() -> bool:
-        return (await elsewhere.statistics()).waiters >= 2
+        return (await elsewhere.statistics()).waiting >= 2
 
     await wait_until(queued, FAST, timeout=5)
     releasing = asyncio.create_task(holder.release())
@@ -166,7 +167,7 @@ async def test_the_other_side_was_joined_by_nobody(sync: Coordinator, redis: Red
 
         async def free() -> bool:
             found = await rw.statistics()
-            return found.writer is None and found.readers == 0
+            return writer_of(found) is None and readers_of(found) == 0
 
         await wait_until(free, FAST, timeout=5)
 

@@ -127,10 +127,10 @@ async def test_a_ttl_may_be_a_timedelta(sync: Coordinator, ttl: Any) -> None:
     for own, of_lease in ((30, ttl), (ttl, None)):
         lease = await make(sync, ttl=own).acquire(ttl=of_lease)
         (holder,) = (await sem.statistics()).holders
-        assert 6 < holder.remaining <= 7
+        assert 6 < (holder.remaining or 0) <= 7
         await lease.extend(timedelta(seconds=3))
         (holder,) = (await sem.statistics()).holders
-        assert 2 < holder.remaining <= 3
+        assert 2 < (holder.remaining or 0) <= 3
         await lease.release()
 
 
@@ -142,8 +142,8 @@ async def test_the_largest_numbers(sync: Coordinator, redis: Redis) -> None:
         assert await sem.try_acquire() is None
         found = await sem.statistics()
         assert (found.held, found.available) == (1_000_000_000, 0)
-        assert {one.identity: one.weight for one in found.holders} == {lease.token: 999_999_999, other.token: 1}
-        assert all(3e8 < one.remaining < 3.2e8 for one in found.holders)
+        assert {one.token: one.weight for one in found.holders} == {lease.token: 999_999_999, other.token: 1}
+        assert all(3e8 < (one.remaining or 0) < 3.2e8 for one in found.holders)
         for key in sem._keys.all[:2]:
             assert await redis.pttl(key) > 3e11
     assert (await sem.statistics()).held == 0
@@ -162,7 +162,7 @@ async def test_e1_odd_names_and_identities_work_from_end_to_end(redis: Redis, na
     async with Coordinator(redis, push=push) as sync:
         sem = make(sync, name, 3)
         async with sem.acquire(weight=2, identity=name) as lease:
-            assert (await sem.statistics()).holders[0].identity == lease.identity == lease.token
+            assert (await sem.statistics()).holders[0].token == lease.identity == lease.token
             waiting = asyncio.create_task(sem.acquire(weight=2, timeout=10, identity=wire + b"|2"))
             await wait_until(waits(sem), FAST, timeout=5)
             assert set(await redis.keys()) <= set(permit_keys(wire, "sem").all)
@@ -227,7 +227,7 @@ async def test_d15_a_foreign_key_while_it_is_held(sync: Coordinator, redis: Redi
             await use()
     await redis.rename("away", key)
     found = await sem.statistics()
-    assert (found.limit, found.held, found.waiters) == (before.limit, before.held, before.waiters)
+    assert (found.limit, found.held, found.waiting) == (before.limit, before.held, before.waiting)
     lease.check()
     assert not waiting.done()
     await lease.release()
@@ -239,10 +239,10 @@ async def test_d15_a_foreign_key_while_it_is_held(sync: Coordinator, redis: Redi
 
 
 async def test_d15_a_foreign_member_of_the_queue_does_not_break_a_look(sync: Coordinator, redis: Redis) -> None:
-    """It is counted until it is found out, and nobody can say whose it is."""
+    """It is no request: it is neither listed nor counted."""
     lock, semaphore, both = AsyncLock(sync, "n"), AsyncSemaphore(sync, "n", limit=1), AsyncReadWriteLock(sync, "n")
     async with lock, semaphore, both.write():
         for queue in ("{n}:queue", "{n}:sem:queue", "{n}:rw:queue"):
             await redis.zadd(queue, {"junk": 1})
         for found in (await lock.statistics(), await semaphore.statistics(), await both.statistics()):
-            assert (found.waiters, found.waiting) == (1, ())
+            assert (found.waiting, found.waiters) == (0, ())

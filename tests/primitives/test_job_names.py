@@ -83,7 +83,7 @@ async def test_two_calls_never_exclude_each_other_by_their_colons(sync: Coordina
 
     @synchronized(sync, "user:{{{tenant}}}:{user.name}-{kind}", timeout=0)
     async def outer(tenant: str, user: Any, kind: str, then: Callable[[], Awaitable[None]]) -> None:
-        held.extend(one.name for one in sync.statistics().held)
+        held.extend(one.name for one in sync.statistics())
         await then()
 
     class User:

@@ -20,7 +20,7 @@ from redis_sync_aio.types import Push
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.proxy import ERROR, HOLD_REPLY, PASS
-from ..support.wired import INSPECT, Wired, wired
+from ..support.wired import READ, Wired, wired
 
 HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
 LABEL = "nightly import"
@@ -69,7 +69,7 @@ async def test_others_see_the_label_of_the_holder(
         assert lease.label == LABEL
         (holder,) = (await view(redis)).holders
         assert (holder.label, holder.identity, f"{holder.host}:{holder.pid}") == (LABEL, None, HERE)
-        assert {one.label for one in sync.statistics().held} == {LABEL}
+        assert {one.label for name in sync.statistics() for one in name.holders} == {LABEL}
         await lease.release()
         async with primitive.acquire() as unnamed:
             assert unnamed.label == HERE
@@ -193,7 +193,7 @@ async def test_an_acquire_timeout_names_identities_and_several_holders(sync: Coo
 
 async def held_by(w: Wired, waiters: int) -> tuple[set[str], int]:
     """Let so many time out together; return what their errors say, and how many questions were sent for that."""
-    asked = w.proxy.on(INSPECT, PASS, times=None)
+    asked = w.proxy.on(READ, PASS, times=None)
     tasks = [asyncio.create_task(w.lock().acquire(timeout=1)) for _ in range(waiters)]
     errors = await asyncio.gather(*tasks, return_exceptions=True)
     asked.cancel()
@@ -212,7 +212,7 @@ async def test_an_acquire_timeout_comes_without_the_holder_if_that_is_not_known(
     server: EmbeddedServer, action: Any
 ) -> None:
     async with wired(server, response_timeout=60) as w, w.elsewhere():
-        rule = w.proxy.on(INSPECT, action, times=None)
+        rule = w.proxy.on(READ, action, times=None)
         with pytest.raises(AcquireTimeout, match="others hold it or wait for it") as raised:
             await w.lock().acquire(timeout=1)
         assert raised.value.held_by == ""

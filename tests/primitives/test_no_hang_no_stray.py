@@ -135,7 +135,7 @@ async def test_behind_a_holder_the_free_ones_of_one_slot_are_taken_by_one_script
         before = proxy.commands["EVALSHA"]
         waiting = asyncio.create_task(lock.acquire())
         async with asyncio.timeout(5):
-            while not (await last.statistics()).waiters:
+            while not (await last.statistics()).waiting:
                 await asyncio.sleep(0.01)
         assert proxy.commands["EVALSHA"] - before == 3
         await held.release()

@@ -55,7 +55,7 @@ async def test_a_limit_that_somebody_waits_for_does_not_give_way(
         waiter = asyncio.create_task(waits.acquire())
 
         async def queued() -> bool:
-            return (await holder.statistics()).waiters == 1
+            return (await holder.statistics()).waiting == 1
 
         await wait_until(queued, FAST, timeout=5)
         await lease.release()
@@ -88,7 +88,7 @@ async def test_set_makes_its_limit_that_of_the_server_and_grants_the_waiters_tha
     waiter = asyncio.create_task(old.acquire())
 
     async def queued() -> bool:
-        return (await old.statistics()).waiters == 1
+        return (await old.statistics()).waiting == 1
 
     await wait_until(queued, FAST, timeout=5)
     mine = await new.acquire()

@@ -183,17 +183,6 @@ async def test_force_takes_it_from_anybody_and_the_next_waiter_is_served(redis: 
     assert await holder(redis) is None
 
 
-async def test_inspect_shows_holder_queue_and_fence_and_changes_nothing(redis: Client) -> None:
-    fence = await acquire(redis, b"a")
-    await acquire(redis, b"b", polled(b"b"), 60_000)
-    before = await redis.zrange(KEYS.queue, 0, -1, withscores=True)
-    for _ in range(2):
-        who, left, last, token, waiting, tickets = await run(redis, "lock/inspect", 10)
-        assert (who, int(last), token, waiting, tickets) == (b"a", fence, b"a", 1, [polled(b"b")])
-        assert 0 < left <= TTL
-    assert await redis.zrange(KEYS.queue, 0, -1, withscores=True) == before
-
-
 async def test_every_key_has_a_ttl(redis: Client) -> None:
     await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)

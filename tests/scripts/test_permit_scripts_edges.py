@@ -314,7 +314,6 @@ async def test_p9_the_cost_does_not_grow_with_the_permits_held(redis: Client) ->
         await renew(redis, b"a")
         assert (await ask(redis, b"b", limit=number + 1))[0] == BUSY
         await release(redis, b"a")
-        await run(redis, "permits/inspect", 3)
         costs.append(await commands(redis))
     assert costs[0] == costs[1] < 60
 
@@ -490,32 +489,6 @@ async def test_p8_a_fence_ahead_of_the_clock_is_kept_until_the_clock_caught_up(r
     await redis.delete(PERMITS)
     await release(redis, b"a")
     assert await redis.pttl(STATE) > hours
-
-
-async def test_inspect_shows_holders_and_waiters_and_changes_nothing(redis: Client) -> None:
-    async with inbox(redis):
-        fences = [await granted(redis, token, weight=weight, limit=4) for token, weight in ((b"a", 1), (b"b", 3))]
-        await release(redis, b"undone", pending=True)
-        tickets = [await waits(redis, b"c", limit=4), await waits(redis, b"d", limit=4)]
-        before = await everything(redis)
-        for _ in range(2):
-            limit, used, fence, waiting, shown, live = await run(redis, "permits/inspect", 10)
-            assert (limit, used, int(fence), waiting, shown) == (4, 4, fences[1], 2, tickets)
-            found = {token: (weight, int(own)) for token, weight, own, _ in live}
-            assert found == {b"a": (1, fences[0]), b"b": (3, fences[1])}
-            assert all(0 < left <= TTL for *_, left in live)
-        for number in (0, 1):
-            limit, used, _, waiting, shown, live = await run(redis, "permits/inspect", number)
-            assert (limit, used, waiting, len(shown), len(live)) == (4, 4, 2, number, number)
-        assert await everything(redis) == before
-        await expire(redis, b"b")
-        assert (await run(redis, "permits/inspect", 0))[:2] == [4, 1]
-        await redis.delete(PERMITS)
-        assert (await run(redis, "permits/inspect", 10))[1::4] == [0, []]
-
-
-async def test_inspect_of_nothing(redis: Client) -> None:
-    assert await run(redis, "permits/inspect", 10) == [0, 0, b"0", 0, [], []]
 
 
 async def test_p3_a_shorter_permit_is_told_to_the_first_waiter_that_listens(redis: Client) -> None:

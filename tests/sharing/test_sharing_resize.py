@@ -13,7 +13,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LimitMismatch
 
 from ..support.body import FAST, waits
-from ..support.inside import cohorts_of, hub_of, load, now
+from ..support.inside import behind_tickets, cohorts_of, hub_of, load, now
 from ..support.proxy import CUT_AFTER, FaultProxy, script
 from ..support.sharing import process_grant_of, soon
 
@@ -55,7 +55,7 @@ async def all_free(sem: AsyncSemaphore, sync: Coordinator) -> None:
     """Nothing is held, and nobody waits."""
     await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
     found = await sem.statistics()
-    assert (found.held, found.waiters) == (0, 0)
+    assert (found.held, found.waiting) == (0, 0)
 
 
 # -- room ----------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ async def test_back_and_forth(sync: Coordinator) -> None:
     leases = await hold(sem, 2)
     tasks = list[asyncio.Task[Lease]]()
     for limit in (3, 2, 1, 2, 5, 1, 2):
-        tasks += await line(sem, 2, before=(await sem.statistics()).waiters)
+        tasks += await line(sem, 2, before=(await sem.statistics()).waiting + behind_tickets(sem))
         await sem.resize(limit)
     assert list(cohorts_of(hub_of(sync).resources[sem._keys.id])) == [(1, 2)]
     await turn_by_turn(sem, leases, tasks, 2)

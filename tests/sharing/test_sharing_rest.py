@@ -34,6 +34,7 @@ from ..support.sharing import (
     turns,
     waiters,
 )
+from ..support.views import holder_of
 
 NAMES = 10_000 * OPTIONS.scale
 
@@ -236,14 +237,12 @@ async def test_statistics_and_release_by_name(redis: Redis, patient: Coordinator
     await in_line(other, 4)
     await in_queue(redis, 1)
     found = await lock.statistics()
-    assert (found.holder, found.task, found.foreign) == (lease.token, "the first", False)
-    assert found.waiters == 3 + 1
-    assert found.locked
-    seen = await shared(other).statistics()
-    assert (seen.holder, seen.task, seen.waiters) == (lease.token, None, 4)
+    assert (holder_of(found), found.holders[0].foreign, found.waiting) == (lease.token, False, 1)
+    (here,), (there,) = sync.statistics(), other.statistics()
+    assert (here.holders[0].task, here.waiting, there.holders, there.waiting) == ("the first", 3, (), 4)
     await lock.release()
     first = await soon(tasks[0])
-    assert (await lock.statistics()).task == "waiter 0"
+    assert [it.task for it in sync.statistics()[0].holders] == ["waiter 0"]
     assert lock._held() == [first._grant]
     assert lease.remaining() == 0
     with pytest.raises(NotHeld):

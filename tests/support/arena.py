@@ -33,7 +33,7 @@ class Arena:
 
     async def _let_go(self, lock: AsyncLock, lease: Lease) -> None:
         async def somebody_waits() -> bool:
-            return (await lock.statistics()).waiters > 0
+            return (await lock.statistics()).waiting > 0
 
         await wait_until(somebody_waits, FAST, timeout=15)
         await lease.release()
@@ -61,7 +61,7 @@ class Arena:
 
         async def free() -> bool:
             found = [await lock.statistics() for lock in self.rivals]
-            nobody = all((one.holder, one.waiters) == (None, 0) for one in found)
+            nobody = not any(one.held or one.waiting for one in found)
             return nobody and not hub_of(self.sync).resources and not hub_of(self.sync).acquisitions
 
         await wait_until(free, FAST, timeout=15)

@@ -11,6 +11,7 @@ from redis_sync_aio import AsyncReadWriteLock, Backoff, LeaseLost
 from redis_sync_aio.types import BaseLease
 
 from .factories import Exclusive
+from .inside import behind_tickets
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -24,10 +25,10 @@ async def for_ever() -> None:
 
 
 def waits(lock: Exclusive | AsyncReadWriteLock, count: int = 1) -> Callable[[], Awaitable[bool]]:
-    """Return a condition for `wait_until`: so many requests are queued."""
+    """Return a condition for `wait_until`: so many requests are queued, or tasks of this process behind them."""
 
     async def condition() -> bool:
-        return (await lock.statistics()).waiters == count
+        return (await lock.statistics()).waiting + behind_tickets(lock) == count
 
     return condition
 

@@ -77,7 +77,7 @@ async def is_free(redis: Redis, name: str = NAME) -> bool:
 
 
 async def queue_is_empty(redis: Redis) -> bool:
-    return (await AsyncLock(redis, NAME).statistics()).waiters == 0
+    return (await AsyncLock(redis, NAME).statistics()).waiting == 0
 
 
 async def calls(redis: Redis, *names: str) -> int:

@@ -22,6 +22,7 @@ from .inside import link_of, tuned
 from .mutants import Trial
 from .schedule import KINDS, run, sha
 from .schedule_locks import LOCK
+from .views import holder_of
 
 Check = Callable[["Sim"], Awaitable[None]]
 
@@ -93,7 +94,7 @@ class Sim:
 
     async def check_free(self) -> None:
         found = await AsyncLock(self.other, "l").statistics()
-        assert (found.holder, found.waiters) == (None, 0)
+        assert (holder_of(found), found.waiting) == (None, 0)
 
 
 async def check_the_deadline_counts_from_the_send(sim: Sim) -> None:
@@ -219,7 +220,7 @@ async def check_a_wait_that_is_over_leaves_nothing(sim: Sim) -> None:
         with pytest.raises(AcquireTimeout):
             await AsyncLock(sim.sync, "l").acquire(timeout=1)
         await asyncio.sleep(0.1)
-        assert (await AsyncLock(sim.other, "l").statistics()).waiters == 0
+        assert (await AsyncLock(sim.other, "l").statistics()).waiting == 0
         await held.release()
         await sim.check_free()
 

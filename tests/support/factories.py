@@ -16,16 +16,16 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncRobustLock, AsyncSemaphore, Backoff, Coordinator, wait_until
 from redis_sync_aio.errors import LossReason
-from redis_sync_aio.types import LockStatistics
 
 from .inside import Engine, Keys, Script, load, lock_keys, permit_keys
+from .views import holder_of
 
 Exclusive: TypeAlias = AsyncLock | AsyncRobustLock | AsyncSemaphore
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
 
-Part = Literal["acquire", "release", "renew", "inspect"]
-PARTS: tuple[Part, ...] = ("acquire", "release", "renew", "inspect")
+Part = Literal["acquire", "release", "renew"]
+PARTS: tuple[Part, ...] = ("acquire", "release", "renew")
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,8 @@ async def holder(lock: Exclusive) -> str | None:
         with suppress(TimeoutError):
             await wait_until(lambda: _unlocked(lock), Backoff(initial=0.001, cap=0.002), timeout=10 * lock._linger)
     found = await lock.statistics()
-    if isinstance(found, LockStatistics):
-        return found.holder
     assert len(found.holders) == found.held <= 1, found
-    return found.holders[0].identity if found.holders else None
+    return holder_of(found)
 
 
 async def _unlocked(lock: Exclusive) -> bool:

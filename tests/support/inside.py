@@ -163,6 +163,7 @@ __all__ = [
     "TaskGrant",
     "Ticket",
     "Words",
+    "behind_tickets",
     "cancellation",
     "clock",
     "close_implicit",
@@ -209,6 +210,13 @@ __all__ = [
     "waits",
     "was_used",
 ]
+
+
+def behind_tickets(lock: Any) -> int:
+    """Return how many tasks of this process wait for a lock, or for either side, without a ticket of their own."""
+    resource = getattr(lock, "_read", lock)._known()
+    cohorts = () if resource is None or resource.sharing is None else resource.sharing.all.values()
+    return int(sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in cohorts))
 
 
 def tuned(client: Client, **options: Any) -> Coordinator:

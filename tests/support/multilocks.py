@@ -8,6 +8,8 @@ import pytest
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock
 
+from .views import holder_of
+
 SLOTS: dict[str, tuple[str, ...]] = {
     "one slot": ("{m}:1", "{m}:2", "{m}:3"),  # one script
     "three slots": ("m:1", "m:2", "m:3"),  # a command for each
@@ -28,15 +30,15 @@ def names(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 def queued(lock: AsyncLock, count: int = 1) -> Callable[[], Awaitable[bool]]:
     async def condition() -> bool:
-        return (await lock.statistics()).waiters == count
+        return (await lock.statistics()).waiting == count
 
     return condition
 
 
 async def holders(lock: AsyncMultiLock) -> list[str | None]:
-    return [one.holder for one in (await lock.statistics()).values()]
+    return [holder_of(one) for one in await lock.statistics()]
 
 
 async def all_free(lock: AsyncMultiLock) -> bool:
     """Nobody holds any of them, nobody waits."""
-    return all((one.holder, one.waiters) == (None, 0) for one in (await lock.statistics()).values())
+    return all((holder_of(one), one.waiting) == (None, 0) for one in await lock.statistics())

@@ -52,7 +52,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "operations" / "servers.md"
 
 
 async def _queued(primitive: AsyncSemaphore | AsyncReadWriteLock) -> bool:
-    return (await primitive.statistics()).waiters > 0
+    return (await primitive.statistics()).waiting > 0
 
 
 async def _hand_over(lease: BaseLease, acquire: Any, queued: Callable[[], Awaitable[bool]]) -> None:

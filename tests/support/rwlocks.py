@@ -20,6 +20,6 @@ async def queued(rw: AsyncReadWriteLock, number: int) -> None:
     """Wait until so many are in the queue."""
 
     async def enough() -> bool:
-        return (await rw.statistics()).waiters >= number
+        return (await rw.statistics()).waiting >= number
 
     await wait_until(enough, SOON, timeout=15)

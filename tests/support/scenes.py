@@ -25,6 +25,7 @@ from redis_sync_aio.types import Client
 
 from .body import FAST, for_ever, waits
 from .timed import Timed
+from .views import holder_of
 
 NAME = "scene"
 ROOT = Path(__file__).parents[2]
@@ -101,13 +102,13 @@ async def forking(url: str, how: str) -> None:
             await reap(pid)
             assert not working.done(), working
             lease.check()
-            assert (await held.statistics()).holder == lease.token
+            assert holder_of(await held.statistics()) == lease.token
         begin, ends = lease._grant.deadline, lease._grant.deadline
         while ends - begin < 0.6:  # renewed, and again
             await asyncio.sleep(0.01)
             lease.check()
             ends = lease._grant.deadline
-        assert (await held.statistics()).waiters == 1
+        assert (await held.statistics()).waiting == 1
     after = await asyncio.wait_for(waiting, 15)
     await after.release()
     working.cancel()
@@ -303,7 +304,7 @@ async def story(url: str) -> None:
             raise AssertionError("nothing was lost")
         for turns in range(60):
             await cancelled_after(lock, turns)
-        assert (await lock.statistics()).waiters == 0
+        assert (await lock.statistics()).waiting == 0
 
 
 async def cancelled_after(lock: AsyncLock, turns: int) -> None:

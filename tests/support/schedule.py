@@ -25,8 +25,8 @@ from .inside import hub_of, load, was_used
 LEASE = 3600.0
 """Longer than any schedule: what is left behind stays, and no lease ends by itself."""
 SCRIPTS = (
-    *("lock/acquire", "lock/release", "lock/renew", "lock/force_release", "lock/inspect", "lock/acquire_all"),
-    *("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
+    *("lock/acquire", "lock/release", "lock/renew", "lock/force_release", "lock/acquire_all"),
+    *("permits/acquire", "permits/release", "permits/renew", "link/read"),
 )
 KINDS = {load(name).sha: name for name in SCRIPTS}
 

@@ -15,6 +15,7 @@ from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .inside import tuned
+from .views import holder_of
 from .wired import MODES, RESPONSE_TIMEOUT, SOON
 
 NAME = "served"
@@ -39,7 +40,7 @@ class Served:
 
     async def queued(self, number: int = 1) -> None:
         async def enough() -> bool:
-            return (await self.elsewhere().statistics()).waiters >= number
+            return (await self.elsewhere().statistics()).waiting >= number
 
         await wait_until(enough, SOON, timeout=15)
 
@@ -61,7 +62,7 @@ class Served:
 
     async def check_free(self, last: int) -> None:
         found = await self.elsewhere().statistics()
-        assert (found.holder, found.waiters) == (None, 0), f"left behind: {found}"
+        assert (holder_of(found), found.waiting) == (None, 0), f"left behind: {found}"
         lease = await self.elsewhere().try_acquire()
         assert lease is not None
         assert lease.fence > last
@@ -133,4 +134,4 @@ async def say(client: Any, *words: str) -> Any:
 
 
 async def _waits(lock: AsyncLock, waiting: asyncio.Task[Lease]) -> bool:
-    return waiting.done() or (await lock.statistics()).waiters > 0
+    return waiting.done() or (await lock.statistics()).waiting > 0

@@ -18,6 +18,7 @@ from aiohttp import web
 from redis_sync_aio import AsyncLock, AsyncSemaphore, wait_until
 
 from .body import FAST
+from .views import holder_of
 
 LONG = 60.0
 """Seconds that only end a hang."""
@@ -96,7 +97,7 @@ async def waiters(of: AsyncLock | AsyncSemaphore, count: int) -> None:
     """Wait until so many requests wait at the server."""
 
     async def reached() -> bool:
-        return (await of.statistics()).waiters == count
+        return (await of.statistics()).waiting == count
 
     await wait_until(reached, FAST, timeout=LONG)
 
@@ -106,7 +107,7 @@ async def free(lock: AsyncLock) -> None:
 
     async def reached() -> bool:
         found = await lock.statistics()
-        return found.holder is None and not found.waiters
+        return holder_of(found) is None and not found.waiting
 
     await wait_until(reached, FAST, timeout=LONG)
 

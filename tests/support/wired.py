@@ -30,7 +30,15 @@ from .resp import Predicate
 COUNT_DOWN, JOIN, BREAK = load("permits/count_down"), load("barrier/join"), load("barrier/break")
 KNOWN = (
     *(kind.script(part) for kind in KINDS for part in PARTS),
-    *(load("lock/force_release"), load("lock/mark"), load("permits/resize"), COUNT_DOWN, JOIN, BREAK),
+    *(
+        load("lock/force_release"),
+        load("lock/mark"),
+        load("permits/resize"),
+        COUNT_DOWN,
+        JOIN,
+        BREAK,
+        load("link/read"),
+    ),
 )
 """Every script, but those that the compatible lock has to itself."""
 
@@ -40,7 +48,8 @@ def _of_any_kind(part: Part) -> Predicate:
     return lambda args: any(is_it(args) for is_it in ours)
 
 
-ACQUIRE, RELEASE, RENEW, INSPECT = (_of_any_kind(part) for part in PARTS)
+ACQUIRE, RELEASE, RENEW = (_of_any_kind(part) for part in PARTS)
+READ = script(load("link/read").sha)
 FORCE = script(load("lock/force_release").sha)
 MARK = script(load("lock/mark").sha)
 RESPONSE_TIMEOUT = 0.3
@@ -89,7 +98,7 @@ class Wired:
         async def enough() -> bool:
             if waiting is not None and waiting.done():
                 await waiting
-            return (await self.elsewhere().statistics()).waiters >= number
+            return (await self.elsewhere().statistics()).waiting >= number
 
         await wait_until(enough, SOON, timeout=15)
 
@@ -101,7 +110,7 @@ class Wired:
     async def check_free(self, last: int) -> None:
         """Nothing is left, and others can go on immediately, under a greater fence."""
         found = await self.elsewhere().statistics()
-        assert (await holder(self.elsewhere()), found.waiters) == (None, 0), f"left behind: {found}"
+        assert (await holder(self.elsewhere()), found.waiting) == (None, 0), f"left behind: {found}"
         assert await self.direct.zcard(self.kind.polls(self.name)) == 0
         lease = await self.elsewhere().try_acquire()
         assert lease is not None

@@ -174,7 +174,7 @@ async def test_cancelled_while_it_waits_for_its_turn(field: Field) -> None:
 
 
 async def _waiters(sync: Coordinator, name: bytes, count: int) -> bool:
-    return (await AsyncLock(sync, name).statistics()).waiters == count
+    return (await AsyncLock(sync, name).statistics()).waiting == count
 
 
 async def _run(operation: Operation, field: Field) -> None:

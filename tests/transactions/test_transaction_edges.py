@@ -328,7 +328,7 @@ async def test_a_turn_that_was_lost_is_taken_again(redis: Redis, make_client: Ma
 
     running = asyncio.ensure_future(transaction(redis, body, "k", escalate_after=1, timeout=20))
     async with asyncio.timeout(10):
-        while not held or (await theirs.statistics()).waiters < 1:
+        while not held or (await theirs.statistics()).waiting < 1:
             await asyncio.sleep(0.01)
     assert not running.done()
     await held[0].release()

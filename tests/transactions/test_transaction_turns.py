@@ -95,7 +95,7 @@ async def test_a_transaction_that_finds_a_turn_taken_takes_its_own(redis: Redis,
     polite = asyncio.create_task(transaction(redis, increment, "n", escalate_after=3))
 
     async def waits() -> bool:
-        return (await lock.statistics()).waiters == 1
+        return (await lock.statistics()).waiting == 1
 
     await wait_until(waits, FAST, timeout=15)
     assert (await transaction(redis, increment, "n")).value == 2  # who knows of no turns goes on
@@ -112,7 +112,7 @@ async def test_waiting_for_the_turn_ends_with_the_deadline(redis: Redis, sync: C
         await transaction(redis, increment, "n", escalate_after=1, timeout=0.05)
     assert (caught.value.attempts, caught.value.conflicts) == (1, 0)
     assert 0.05 <= caught.value.elapsed < 2
-    assert (await lock.statistics()).waiters == 0
+    assert (await lock.statistics()).waiting == 0
     await lease.release()
 
 

@@ -175,7 +175,7 @@ async def waiters(redises: Redises) -> None:
     await AsyncSemaphore(redises.client(), "permits", limit=1).acquire()
     permits = [AsyncSemaphore(redises.source(), "permits", limit=1) for _ in range(5)]
     redises.kept += [asyncio.create_task(it.acquire()) for it in permits]
-    while (await permits[0].statistics()).waiters < len(permits):
+    while (await permits[0].statistics()).waiting < len(permits):
         await asyncio.sleep(0.01)
     redises.leave()
 

@@ -39,6 +39,7 @@ from redis_sync_aio import (
     types,
     watch_retry,
 )
+from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from redis_sync_aio.types import (
     Abandoned,
     Acquiring,
@@ -46,15 +47,10 @@ from redis_sync_aio.types import (
     Committed,
     GuardedTransaction,
     Leader,
-    LockStatistics,
     MultiLease,
-    PermitHolder,
     ReadSide,
-    ReadWriteStatistics,
     RedlockLease,
-    RedlockStatistics,
     RobustLease,
-    SemaphoreStatistics,
     Term,
     Transaction,
     WriteSide,
@@ -71,7 +67,7 @@ async def locks(redis: Redis, cluster: RedisCluster) -> None:
     assert_type(lock.acquire(timeout=5), Acquiring[Lease])
     assert_type(await lock.locked(), bool)
     assert_type(await lock.force_release(), bool)
-    assert_type(await lock.statistics(), LockStatistics)
+    assert_type(await lock.statistics(), NameView)
     await lock.release()
     async with lock as lease:
         assert_type(lease, Lease)
@@ -104,7 +100,7 @@ async def robust_locks(redis: Redis) -> None:
     assert_type(await lock.acquire(timeout=5), RobustLease)
     assert_type(await lock.try_acquire(), RobustLease | None)
     assert_type(lock.acquire(timeout=5), Acquiring[RobustLease])
-    assert_type(await lock.statistics(), LockStatistics)
+    assert_type(await lock.statistics(), NameView)
     async with lock as lease:
         assert_type(lease, RobustLease)
         assert_type(lease.abandoned, Abandoned | None)
@@ -114,16 +110,22 @@ async def robust_locks(redis: Redis) -> None:
         assert_type(await lease.clear_record(), None)
 
 
-async def lock_statistics(found: LockStatistics) -> None:
-    """What the server says of a lock."""
-    assert_type(found.holder, str | None)
-    assert_type(found.remaining, float | None)
-    assert_type(found.fence, int | None)
-    assert_type(found.foreign, bool)
-    assert_type(found.waiters, int)
-    assert_type(found.waiting, tuple[str, ...])
-    assert_type(found.task, str | None)
-    assert_type(found.locked, bool)
+async def views(sync: Coordinator, found: NameView) -> None:
+    """What the server, or this process, says of a name."""
+    assert_type(found.holders, tuple[HolderView, ...])
+    assert_type(found.waiters, tuple[WaiterView, ...])
+    assert_type(found.held, int)
+    assert_type(found.limit, int | None)
+    assert_type(found.holders[0].remaining, float | None)
+    assert_type(sync.statistics(), tuple[NameView, ...])
+    assert_type(await sync.inspect("orders:*", limit=5), tuple[NameView, ...])
+    assert_type(await sync.ping(), float)
+    assert_type(await sync.event("name").statistics(), NameView)
+    assert_type(await sync.latch("name", 2).statistics(), NameView)
+    assert_type(await sync.barrier("name", 2).statistics(), NameView)
+    assert_type(await sync.election("name").statistics(), NameView)
+    assert_type(await sync.reentrant_lock("name").statistics(), NameView)
+    assert_type(await sync.read_write_lock("name").read().statistics(), NameView)
 
 
 async def semaphores(sync: Coordinator) -> None:
@@ -134,9 +136,7 @@ async def semaphores(sync: Coordinator) -> None:
     assert_type(semaphore.limit, int | None)
     assert_type(await semaphore.get_limit(), int)
     assert_type(await semaphore.resize(7), None)
-    found = await semaphore.statistics()
-    assert_type(found, SemaphoreStatistics)
-    assert_type(found.holders, tuple[PermitHolder, ...])
+    assert_type(await semaphore.statistics(), NameView)
     async with semaphore.acquire(weight=2) as lease:
         assert_type(lease, Lease)
 
@@ -146,7 +146,7 @@ async def read_write_locks(sync: Coordinator) -> None:
     rw = AsyncReadWriteLock(sync, "name")
     assert_type(rw.read(), ReadSide)
     assert_type(rw.write(), WriteSide)
-    assert_type(await rw.statistics(), ReadWriteStatistics)
+    assert_type(await rw.statistics(), NameView)
     async with rw.read() as lease:
         assert_type(lease, types.GuardingLease)
     async with rw.write() as writer:
@@ -164,7 +164,7 @@ async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
 
     multi = AsyncMultiLock(sync, ["a", "b"])
     assert_type(await multi.try_acquire(), MultiLease | None)
-    assert_type(await multi.statistics(), dict[str, LockStatistics])
+    assert_type(await multi.statistics(), tuple[NameView, ...])
     async with multi as together:
         assert_type(together, MultiLease)
         assert_type(together.names, tuple[str, ...])
@@ -173,7 +173,7 @@ async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
     redlock = AsyncRedlock(servers, "name")
     assert_type(await redlock.try_acquire(), RedlockLease | None)
     assert_type(await redlock.force_release(), int)
-    assert_type(await redlock.statistics(), RedlockStatistics)
+    assert_type(await redlock.statistics(), tuple[NameView | None, ...])
     async with redlock as majority:
         assert_type(majority, RedlockLease)
         assert_type(majority.held_on, int)

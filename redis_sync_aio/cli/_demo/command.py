@@ -227,10 +227,10 @@ class Floor:
 
     async def _look(self, product: int) -> Seen | None:
         before = time.monotonic_ns()  # the answer may be late, and the lease ends no later for that
-        look = await AsyncLock(self._sync, lock_name(self._prefix, product)).statistics()
-        if look.fence is None or look.remaining is None:
-            return None
-        return Seen(product, look.fence, before + int(look.remaining * 1e9))
+        for holder in (await AsyncLock(self._sync, lock_name(self._prefix, product)).statistics()).holders:
+            if holder.fence is not None and holder.remaining is not None:
+                return Seen(product, holder.fence, before + int(holder.remaining * 1e9))
+        return None
 
 
 async def sell(url: str, plan: Plan, display: Display) -> tuple[Run, Audit]:
