@@ -107,8 +107,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "a refusal restores what another renewal may have cut": Mutant(
         Deadlines,
         "settle",
-        "self._unanswered.without_effect(permit, sent)",
-        "self._unanswered.answered(permit, sent, False, True)",
+        "self._unanswered.without_effect(lease, sent)",
+        "self._unanswered.answered(lease, sent, False, True)",
     ),
     "our cancellation leaves, not LeaseLost": Mutant(Acquiring, "__aexit__", "not self._guard.finish(error)", "True"),
     "LeaseLost hides the body's error": Mutant(
