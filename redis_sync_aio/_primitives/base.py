@@ -6,7 +6,7 @@ acquire path (`_acquire/acquisition.py`) does the rest.
 
 from __future__ import annotations
 
-from asyncio import current_task
+from asyncio import current_task, gather
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from .._client.resp import Argument, Reply, ReplyError, Words
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from .._core.cancellation import undo_in
-from .._core.display import text
+from .._core.display import bytes_of, text
 from .._core.keys import LABEL_MARK, Engine, Keys, labelled
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Commands, Delivery, Send
@@ -48,9 +48,14 @@ from .options import LeaseOptions
 
 if TYPE_CHECKING:
     from .._core.observers import Observation
-    from .._inspection.views import NameView
+    from .._inspection.views import Access, NameView
 
 L = TypeVar("L", bound=BaseLease)
+
+MOST_FORCED = 10_000
+"""Most holders from whom one `force_release` takes permits."""
+FORCED_AT_ONCE = 100
+"""Number of releases of one `force_release` that are in flight together."""
 
 
 class Primitive(LeaseContext[L]):
@@ -65,6 +70,8 @@ class Primitive(LeaseContext[L]):
     _lease_type: type[L]
     """The type that an acquisition returns: the face of a grant."""
     _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
+    _access: Access | None = None
+    """The side of a read/write lock; None: all holders are holders of this primitive."""
     _limit = 0
     _whose_limit = b""
     _label = b""
@@ -213,6 +220,13 @@ class Primitive(LeaseContext[L]):
         for lease in () if here is None else here.leases_of(token):
             await lease.release()
             return
+        if not await self._release_token(token):
+            raise NotHeld.by_identity(self.name, text(token), holders=await self._holders())
+
+    async def _release_token(self, token: bytes) -> bool:
+        """Release what ``token`` holds on the server, from any process; return False if it holds nothing."""
+        resource = self._known()
+        here = None if resource is None else resource.identities
         sent: list[Call] = []
 
         def send(commands: Commands, delivery: Delivery) -> Call:
@@ -230,8 +244,7 @@ class Primitive(LeaseContext[L]):
 
         found = await self._at_work().ask(send, goes_on=True)
         # P4: a copy of this very release may have been executed, and its answer lost.
-        if found != Released.RELEASED and not sent[0].ambiguous:
-            raise NotHeld.by_identity(self.name, text(token), holders=await self._holders())
+        return found == Released.RELEASED or sent[0].ambiguous
 
     def _leases(self) -> list[Grant]:
         """Return this process's leases of what has these keys, the oldest first."""
@@ -426,6 +439,28 @@ class Primitive(LeaseContext[L]):
 
 class PermitPrimitive(Primitive[L]):
     """Base of the primitives that consist of permits."""
+
+    async def force_release(self) -> int:
+        """Take the permits away from all holders of this moment, and return how many leases that ended.
+
+        The next waiters get them. A holder that is alive notices at its next renewal and loses its lease (reason
+        "expired" or "taken"). Let the protected resource check the fence: until the holder notices, it goes on. Each
+        permit is released by its token, so a holder that comes meanwhile keeps what it has.
+
+        Two round trips, and one more for each 100 holders; at most 10,000 holders.
+
+        Raises:
+            Unreachable: A reply was lost. Some permits may or may not have been taken away.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
+
+        On cancellation some permits may or may not have been taken away.
+        """
+        held = (await self._at_work().look(self._keys, MOST_FORCED)).holders
+        tokens = [bytes_of(it.token) for it in held if self._access in (None, it.access)]
+        ended = 0
+        for first in range(0, len(tokens), FORCED_AT_ONCE):
+            ended += sum(await gather(*map(self._release_token, tokens[first : first + FORCED_AT_ONCE])))
+        return ended
 
     async def _limit_and_queue(self) -> tuple[int, int]:
         """Return the limit on the server, 0 if it knows none, and how many requests are queued."""

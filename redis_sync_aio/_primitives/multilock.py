@@ -211,6 +211,19 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """
         await to_release(LeaseGroup.shares_of(self._key()), *self.names).release()
 
+    async def force_release(self) -> int:
+        """Take each of the locks away from its holder, and return how many of them were held.
+
+        Each lock does what `AsyncLock.force_release` says. All commands are sent in one write.
+
+        Raises:
+            Unreachable: A reply was lost. Each lock may or may not have been taken away.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
+
+        On cancellation each lock may or may not have been taken away.
+        """
+        return sum(await asyncio.gather(*(lock.force_release() for lock in self._locks)))
+
     async def locked(self) -> bool:
         """Return whether anybody holds any of the locks. One round trip; otherwise as `statistics`."""
         return any(await asyncio.gather(*(lock.locked() for lock in self._locks)))

@@ -50,6 +50,13 @@ class Side(PermitPrimitive[L]):
     def _held(self) -> list[Grant]:
         return [lease for lease in self._leases() if lease.weight == self._side]  # the other side has the same keys
 
+    async def locked(self) -> bool:
+        """Return whether this side is locked out: to readers by a writer, to writers by any holder.
+
+        Two round trips; errors and cancellation are those of `statistics`.
+        """
+        return any(self._kind == "write" or it.access == "write" for it in (await self.statistics()).holders)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000}>"
 
@@ -72,7 +79,7 @@ class ReadSide(Side[GuardingLease]):
     """
 
     _lease_type = GuardingLease
-    _kind = "read"
+    _kind = _access = "read"
     _weight = _side = 1
 
 
@@ -90,7 +97,7 @@ class WriteSide(Side[WriteLease]):
     """
 
     _lease_type = WriteLease
-    _kind = "write"
+    _kind = _access = "write"
     _weight = _side = WRITER_WEIGHT
 
     async def _downgrade(self, lease: Grant) -> None:
