@@ -12,7 +12,7 @@ from .._core.keys import CLOSED, Engine, PermitKind, permit_keys
 from .._leases.grant import Grant
 from .._leases.lease import BaseLease
 from .._scripts.constants import TEN_YEARS_MS, TOMBSTONE_MS
-from ..errors import WaitTimeout
+from ..errors import LimitMismatch, WaitTimeout
 from .base import PermitPrimitive
 from .options import LeaseOptions
 
@@ -81,4 +81,7 @@ class Gate(PermitPrimitive[BaseLease]):
         reply = await self._at_work().ask(
             lambda commands, delivery: commands.count_down(self._keys, words, delivery), goes_on=True
         )
-        return int(reply)
+        count = int(reply)
+        if count < 0:
+            raise LimitMismatch.of_count(name=self.name, expected=self.whole, found=-count)
+        return count

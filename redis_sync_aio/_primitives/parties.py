@@ -159,8 +159,8 @@ class AsyncCountDownLatch:
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`. A latch opens once, so give each piece of work a name of its own ("import:17").
-        count: Where it starts, 1 to 1,000,000,000; the same in all processes. The server takes it from the first
-            `count_down`.
+        count: Where it starts, 1 to 1,000,000,000; the same in all processes, else `count_down` raises LimitMismatch.
+            The server takes it from the first `count_down`.
         keep: How long, at least, the server remembers it after the latest `count_down`: seconds or timedelta, 0.01 to
             ten years. In any case an hour, and at most two and a half times as long. After that it is a new latch.
             Default: a day. A server that restarts without its data forgets it immediately.
@@ -218,6 +218,7 @@ class AsyncCountDownLatch:
                 latch is remembered, even if several processes count it. None: each call counts.
 
         Raises:
+            LimitMismatch: The latch began at another count, in another process. Nothing was changed.
             Unreachable: There was no answer. It may or may not have counted. Call it again only with an identity.
             CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
             TypeError, ValueError: An argument is bad. Nothing was sent.

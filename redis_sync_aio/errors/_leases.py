@@ -206,10 +206,10 @@ class LimitMismatch(SyncError, ValueError):
 
     Use the same limit in all processes, or choose ``on_mismatch`` of the
     [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore]. A barrier raises it when others wait with another number of
-    parties.
+    parties, a latch when it began at another count.
 
     Attributes:
-        name: The name of the semaphore, or of the barrier.
+        name: The name of the semaphore, the barrier or the latch.
         expected: The limit that the caller gave. None: the caller left it to the server. If a `resize` made a waiting
             request too heavy, the limit at the time of the request.
         found: The limit on the server. None: the server knows none yet.
@@ -243,6 +243,13 @@ class LimitMismatch(SyncError, ValueError):
         self.name = name
         self.expected = expected
         self.found = found
+
+    @staticmethod
+    def of_count(*, name: str, expected: int, found: int) -> LimitMismatch:
+        """Return the error for a latch that began at another count."""
+        error = LimitMismatch(name=name, expected=expected, found=found)
+        error.args = (f"{name!r}: this latch began at {found}, not {expected}: give the same count everywhere",)
+        return error
 
     @staticmethod
     def of_parties(*, name: str, expected: int, found: int) -> LimitMismatch:

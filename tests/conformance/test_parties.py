@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncCountDownLatch, AsyncEvent, AsyncLock, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import WaitTimeout
+from redis_sync_aio.errors import LimitMismatch, WaitTimeout
 from redis_sync_aio.inspection import inspect
 from redis_sync_aio.instrumentation import observe_all
 from redis_sync_aio.testing import assert_idle
@@ -213,6 +213,24 @@ async def test_whoever_waits_goes_on_with_the_last_count(
         await latch.wait(timeout=0)
         assert await far_latch.count_down() == await far_latch.count() == 0
         await assert_idle(redis)
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 2), (2, 3), (1, 3), (3, 1)])
+async def test_a_latch_whose_count_differs_between_processes_is_refused(
+    sync: Coordinator, other: Coordinator, first: int, second: int
+) -> None:
+    """Whichever comes first, and also when it is open. Nothing is changed."""
+    near, far = sync.latch("import", first), other.latch("import", second)
+    left = await near.count_down()
+    for _ in range(2):
+        with pytest.raises(LimitMismatch, match=f"'import': this latch began at {first}, not {second}") as caught:
+            await far.count_down()
+        assert (caught.value.expected, caught.value.found) == (second, first)
+        assert await near.count() == left == first - 1
+    left = await near.count_down(first)
+    with pytest.raises(LimitMismatch):
+        await far.count_down(identity="part")
+    assert left == await far.count() == 0
 
 
 async def test_an_identity_counts_once(latch: AsyncCountDownLatch, far_latch: AsyncCountDownLatch) -> None:

@@ -149,6 +149,7 @@ class History(Compared[PermitSnapshot]):
         known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
         for name in ("shared", "resized"):
             known[name] = state.pop(name.encode(), b"") == b"1"
+        assert state.pop(b"whole", b"3") == b"3"  # of gates; the rules have one count
         assert not state, "fields without a permit"
         alive = {ticket: int(score) for ticket, score in polls}
         waiting = tuple(ticket for ticket, _ in queue)

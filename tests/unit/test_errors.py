@@ -71,6 +71,7 @@ ERRORS = [
 
 ABOUT_A_LOCK = [
     LimitMismatch.of_parties(name="x", expected=2, found=3),
+    LimitMismatch.of_count(name="x", expected=2, found=3),
     WouldDeadlock.own_body("x", fence=7, use="go on"),
     WouldDeadlock.other_side("x", identity="me", writes=True),
     NotHeld.by_this_task(["x"], holders=[]),

@@ -2,8 +2,8 @@
 -- PERMITS  token -> when its permit ends (us)
 -- STATE    limit; used (the sum of the weights); fence (the last one); kept (until when the keys
 --          last, ms); shared ('1' once a sharing process was granted something); resized ('1' once
---          a resize has set the limit); '=token' -> 'weight fence', of a writer 'weight fence
---          previous': the fence of the writer before it
+--          a resize has set the limit); whole (the count at which a gate began); '=token' ->
+--          'weight fence', of a writer 'weight fence previous': the fence of the writer before it
 -- Of a range of fences '=token' has the first and `fence` the last.
 -- Weight 0 is a tombstone: the request was undone. It ends half a microsecond earlier than a permit
 -- would, so that both can be told apart where only PERMITS is read.
