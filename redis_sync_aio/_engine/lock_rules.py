@@ -237,25 +237,6 @@ def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = 
     return draft.decide((Renewed.GONE, draft.now))
 
 
-def attach(before: LockSnapshot, token: bytes, ttl_ms: int, replaced: bytes) -> LockDecision:
-    """Let ``token`` hold, for ``ttl_ms`` from now and with the same fence, what ``replaced`` holds."""
-    draft = LockDraft(before)
-    if draft.holder not in (replaced, token):
-        if draft.holder is None:
-            draft.settle()
-        return draft.decide((Outcome.BUSY, 0, draft.left, draft.now, 0))
-    shorter = ttl_ms != FOREVER and (draft.left == FOREVER_MS or draft.left > ttl_ms)
-    if draft.fence and draft.granted == draft.holder:
-        fence, draft.granted = draft.fence, token
-        draft.kept = max(draft.kept, remembered(ttl_ms))
-    else:
-        fence = draft.next_fence(token, ttl_ms)
-    draft.hold(token, ttl_ms)
-    if shorter:
-        draft.tell_sooner(ttl_ms)
-    return draft.decide((Outcome.OWN, fence, draft.left, draft.now, 0))
-
-
 def force(before: LockSnapshot) -> LockDecision:
     """Take the lock away from its holder."""
     draft = LockDraft(before)

@@ -317,17 +317,6 @@ def _grant(draft: PermitDraft, token: bytes, ttl_ms: int, member: bytes, weight:
     return draft.decide(fence)
 
 
-def downgrade(before: PermitSnapshot, token: bytes) -> PermitDecision:
-    """Turn the writer into a reader."""
-    draft = PermitDraft(before)
-    held = draft.weight(token)
-    if held > 1:
-        draft.used += 1 - held
-        draft.permits[token] = replace(draft.permits[token], weight=1, previous=None)
-    draft.settle()
-    return draft.decide(Released.RELEASED if held else Released.GONE)
-
-
 def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> PermitDecision:
     """Give up a permit and a ticket; ``pending``: a late copy of the request must find its token spent."""
     draft = PermitDraft(before)
@@ -359,20 +348,6 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
         return draft.decide((Renewed.RENEWED, draft.now))
     contended = bool(draft.queue) or draft.used > draft.limit  # it may have been lowered
     return draft.decide((Renewed.RENEWED, draft.now, draft.reserve(held, fences), int(contended)))
-
-
-def attach(before: PermitSnapshot, token: bytes, ttl_ms: int, replaced: bytes) -> PermitDecision:
-    """Let ``token`` have, for ``ttl_ms`` from now and with the same fence, the permit that ``replaced`` has."""
-    draft = PermitDraft(before)
-    draft.settle()
-    own = draft.permits.get(token if token in draft.permits else replaced)
-    if own is None or not own.weight:
-        return draft.refuse(Outcome.BUSY, 0)
-    draft.permits.pop(replaced, None)
-    draft.permits[token] = Permit(own.weight, own.fence, draft.now + ttl_ms * 1000)
-    if own.until > draft.permits[token].until:
-        draft.tell_sooner(draft.left() or 1)
-    return draft.decide((Outcome.OWN, own.fence, ttl_ms, draft.now, own.weight))
 
 
 def resize(before: PermitSnapshot, limit: int) -> PermitDecision:

@@ -1,5 +1,7 @@
 """The decisions of the scripts, executed with WATCH, MULTI and EXEC: for servers and users without scripts.
 
+Locks and semaphores work that way; everything else needs scripts, and says so.
+
 A *dialogue* is the conversation with the server for one call, as a generator without input or output of its own. It
 yields commands that leave in one write, receives their replies, and returns what the script would have replied. No
 other dialogue may begin on the same connection meanwhile, since EXEC ends every WATCH.
@@ -30,7 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._client.resp import Words
+from .._client.resp import ReplyError, Words
+from .._core.keys import PermitKeys
 from .._transport.call import Call
 from .._transport.dialogues import NOWHERE, Dialogue, LocalInbox
 from . import watch_lock as lock
@@ -45,26 +48,35 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "lock/release": lock.release,
     "lock/renew": lock.renew,
     "lock/force_release": lock.force,
-    "lock/attach": lock.attach,
     "lock/mark": lock.mark,
     "permits/acquire": permits.acquire,
     "permits/release": permits.release,
     "permits/renew": permits.renew,
     "permits/resize": permits.resize,
-    "permits/count_down": permits.count_down,
-    "barrier/join": permits.join,
-    "barrier/break": permits.break_barrier,
-    "permits/attach": permits.attach,
-    "permits/downgrade": permits.downgrade,
     "lock/narrow_renew": narrow.renew,
     "lock/narrow_release": narrow.release,
     "permits/narrow_renew": narrow.renew_permit,
     "permits/narrow_release": narrow.release_permit,
-    "permits/narrow_downgrade": narrow.downgrade,
 }
 """By the name of the script that decides the same."""
+_BY_SCRIPTS = {"rw": "a read/write lock", "event": "an event", "latch": "a latch", "barrier": "a barrier"}
+"""Primitives that work by scripts only, by the kind of their keys."""
 
 
 def converse(call: Call, inbox: LocalInbox = NOWHERE) -> Dialogue:
     """Return one attempt at ``call``: it ends with the reply, with CONFLICT, or with the server's error."""
-    return attempt(DECISIONS[call.script.name](call.keys.all, call.arguments), inbox)
+    keys, script, what = call.keys, call.script.name, ""
+    if isinstance(keys, PermitKeys) and script != "link/read":  # anything may be looked at
+        what = _BY_SCRIPTS.get(keys.kind, "")
+    decide = DECISIONS.get(script)
+    if decide is None or what:
+        return _refuse(what or script.rpartition("/")[2] + "()")
+    return attempt(decide(keys.all, call.arguments), inbox)
+
+
+def _refuse(what: str) -> Dialogue:
+    """Refuse a call that works by scripts only, as a server refuses a command."""
+    yield from ()
+    raise ReplyError(
+        f"NOPERM {what} needs scripts, and only locks and semaphores work without: allow this user EVAL and EVALSHA"
+    )

@@ -201,12 +201,6 @@ def renew(keys: WireKeys, words: Words) -> Decide:
     return _one(keys, b"", lambda it: rules.renew(it, blob(token), int(ttl_ms), fences))
 
 
-def attach(keys: WireKeys, words: Words) -> Decide:
-    """Decide as lock/attach.lua does."""
-    token, ttl_ms, replaced = words
-    return _one(keys, b"", lambda it: rules.attach(it, blob(token), int(ttl_ms), blob(replaced)))
-
-
 def force(keys: WireKeys, words: Words) -> Decide:
     """Decide as lock/force_release.lua does."""
     return _one(keys, b"", rules.force)

@@ -93,9 +93,3 @@ def release_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
     token = blob(words[0])
     _only_held(words[1], words[2])
     return _permits(keys, token, lambda it: permit_rules.release(it, token, b"", pending=False))
-
-
-def downgrade(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """Decide as permits/narrow_downgrade.lua does."""
-    token = blob(words[0])
-    return _permits(keys, token, lambda it: permit_rules.downgrade(it, token))

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from .._client.resp import Reply, Words
 from .._scripts.constants import FREE_MS, HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
 from .._transport.dialogues import Dialogue
-from . import barrier_rules as barriers
-from . import gate_rules as gates
 from . import permit_rules as rules
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
 from .watch_dialogue import (
@@ -130,13 +128,13 @@ def _about_permit(token: bytes, permit: Permit) -> tuple[bytes, bytes]:
     return b"=" + token, b"%d %d%b" % (permit.weight, permit.fence, previous)
 
 
-def _first_asked(keys: WireKeys, token: bytes, replaced: bytes, own: bytes, window: int) -> list[Words]:
+def _first_asked(keys: WireKeys, token: bytes, own: bytes, window: int) -> list[Words]:
     permits, state, queue, polls = keys
     return [
         (b"WATCH", *keys),
         (b"TIME",),
-        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token, b"=" + replaced),
-        (b"ZMSCORE", permits, token, replaced),
+        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token),
+        (b"ZMSCORE", permits, token),
         (b"ZRANGE", permits, 0, BATCH + (MAX_NOTIFIED if own else 1), b"WITHSCORES"),
         (b"ZRANGE", queue, 0, window - 1, b"WITHSCORES"),
         (b"ZCARD", queue),
@@ -246,14 +244,12 @@ def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
     return permits_of(named, about, until), deaf(listening), polled
 
 
-def _read(
-    keys: WireKeys, token: bytes, replaced: bytes, own: bytes, former: int | None, window: int, mute: bool
-) -> Dialogue:
-    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``replaced`` the token that it attaches; or empty.
+def _read(keys: WireKeys, token: bytes, own: bytes, former: int | None, window: int, mute: bool) -> Dialogue:
+    """Return a `PermitsRead`. ``own`` is the caller's ticket; or empty.
 
     ``former``: the place that the ticket had, if the request is repeated.
     """
-    seen = _overview(keys, checked((yield _first_asked(keys, token, replaced, own, window))), [token, replaced])
+    seen = _overview(keys, checked((yield _first_asked(keys, token, own, window))), [token])
     if seen.nameless:
         yield from _refuse_foreign(keys[1])
     limit, used, fence, kept = seen.known
@@ -332,24 +328,21 @@ def _about(
     own: bytes,
     rule: Callable[[PermitSnapshot], rules.PermitDecision],
     waits: bool = False,
-    replaced: bytes = b"",
-    window: int | None = None,
     former: int | None = None,
 ) -> Decide:
-    """Decide for ``token``, which attaches ``replaced`` if that is not empty.
+    """Decide for ``token``.
 
     ``former``: the place that the ticket ``own`` had, if the request is repeated.
 
-    ``window``: how many tickets it looks at in any case.
     ``waits``: a request whose ticket is queued goes on waiting if nothing can be written.
     """
     packed = False  # over all steps of this decision
 
     def decide(mute: bool, full: bool) -> Dialogue:
         nonlocal packed
-        seen = window or WINDOW
+        seen = WINDOW
         while True:
-            view = yield from _read(keys, token, replaced, own, former, seen, mute)
+            view = yield from _read(keys, token, own, former, seen, mute)
             before = view.before
             packed |= before.used >= before.limit > 0
             view = replace(view, before=replace(before, packed=packed))
@@ -390,39 +383,7 @@ def renew(keys: WireKeys, words: Words) -> Decide:
     return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, least, fences))
 
 
-def attach(keys: WireKeys, words: Words) -> Decide:
-    """Decide as permits/attach.lua does."""
-    token, ttl, replaced = blob(words[0]), int(words[1]), blob(words[2])
-    return _about(keys, token, b"", lambda it: rules.attach(it, token, ttl, replaced), replaced=replaced)
-
-
 def resize(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/resize.lua does."""
     limit = int(words[0])
     return _about(keys, b"", b"", lambda it: rules.resize(it, limit))
-
-
-def count_down(keys: WireKeys, words: Words) -> Decide:
-    """Decide as permits/count_down.lua does."""
-    token, numbers = blob(words[0]), tuple(map(int, words[1:]))
-    return _about(keys, token, b"", lambda it: gates.count_down(it, token, *numbers))
-
-
-def join(keys: WireKeys, words: Words) -> Decide:
-    """Decide as barrier/join.lua does."""
-    token, own = blob(words[0]), blob(words[2])
-    keep, poll, parties, ttl = int(words[1]), int(words[3]), -int(words[5]), int(words[6])
-    rule = lambda it: barriers.join(it, token, keep, own, poll, parties, ttl, len(words) > 7)  # noqa: E731
-    return _about(keys, token, own, rule, waits=True, window=parties + 1)
-
-
-def break_barrier(keys: WireKeys, words: Words) -> Decide:
-    """Decide as barrier/break.lua does."""
-    token, parties, broken, token_ms = blob(words[0]), int(words[1]), int(words[2]), int(words[3])
-    return _about(keys, token, b"", lambda it: barriers.break_(it, token, parties, broken > 0, token_ms), window=1001)
-
-
-def downgrade(keys: WireKeys, words: Words) -> Decide:
-    """Decide as permits/downgrade.lua does."""
-    token = blob(words[0])
-    return _about(keys, token, b"", lambda it: rules.downgrade(it, token))

@@ -24,6 +24,8 @@ def why_attached(grant: Grant) -> str | None:
     """Return the reason why the lease of a lock or a semaphore cannot be detached; None: it can."""
     if grant.identity is not None:
         return "it has an identity. Acquire it by the same identity instead"
+    if grant.keys.engine == "watch":
+        return 'attaching needs scripts. Acquire it by a lock without engine="watch"'
     if type(grant) is not Grant:
         return "tasks of this process share it. Acquire it by a lock without share=True"
     return None

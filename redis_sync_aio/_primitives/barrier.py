@@ -92,7 +92,8 @@ class AsyncBarrier:
         ttl: How soon the death of a party is noticed: seconds or timedelta, 0.01 to ten years. At least 2 seconds, or
             four of its longest pauses, for a party that polls. Each process reports in a third of it, so an event loop
             that stalls for longer than ``ttl`` breaks the barrier, too.
-        engine: As for `AsyncLock`.
+        engine: "auto" (default) or "lua": a barrier needs scripts on the server. It raises CommandRefused where they
+            are not allowed, and ValueError for "watch".
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.

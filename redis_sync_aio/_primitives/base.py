@@ -44,7 +44,7 @@ from .._sharing.cohort import Cohort
 from .._sharing.cohorts import acquire_shared, cohort_of
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
-from .options import LeaseOptions
+from .options import LeaseOptions, by_scripts
 
 if TYPE_CHECKING:
     from .._core.observers import Observation
@@ -372,6 +372,7 @@ class Primitive(LeaseContext[L]):
 
     async def _attach(self, token: str, ttl: Seconds | None) -> L:
         """Take up a detached lease, as `AsyncLock.attach` says."""
+        by_scripts(self._keys.engine, "attach()")
         request = replace(self._new_request(ttl, None, 0, self._weight), shared=False)
         replaced = token_of(token, self._keys)
 

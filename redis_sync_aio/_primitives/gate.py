@@ -14,8 +14,9 @@ from .._leases.lease import BaseLease
 from .._scripts.constants import TEN_YEARS_MS, TOMBSTONE_MS
 from ..errors import LimitMismatch, WaitTimeout
 from .base import PermitPrimitive
-from .options import LeaseOptions
+from .options import LeaseOptions, by_scripts
 
+WHAT = {"event": "an event", "latch": "a latch", "barrier": "a barrier"}
 REMEMBERED = 60.0
 """Seconds for which the server remembers whom it let in: a waiter whose connection was cut asks within that time."""
 
@@ -42,6 +43,7 @@ class Gate(PermitPrimitive[BaseLease]):
         max_waiting: int | None = None,
     ) -> None:
         """Make it; ``whole``: how many counts, or parties, it takes to open it."""
+        by_scripts(engine, WHAT[kind])
         self._kind = kind
         self.whole = whole
         self._limit = -whole

@@ -17,6 +17,13 @@ class Wanted(NamedTuple):
     label: str | None
 
 
+def by_scripts(engine: Engine, what: str) -> Engine:
+    """Return the ``engine`` of a primitive that needs scripts; raise ValueError that names it for "watch"."""
+    if engine == "watch":
+        raise ValueError(f'{what} needs scripts: engine must be "lua" or "auto", not "watch"')
+    return engine
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
     """Options for the duration and the end of leases, as the caller gave them. `AsyncLock` explains each.

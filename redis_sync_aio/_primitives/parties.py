@@ -50,7 +50,8 @@ class AsyncEvent:
         keep: How long, at least, the server remembers that it was set: seconds or timedelta, 0.01 to ten years. In any
             case an hour, and at most two and a half times as long. After that it counts as never set. None: until
             `clear`.
-        engine: As for `AsyncLock`.
+        engine: "auto" (default) or "lua": an event needs scripts on the server. It raises CommandRefused where they are
+            not allowed, and ValueError for "watch".
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -164,7 +165,8 @@ class AsyncCountDownLatch:
         keep: How long, at least, the server remembers it after the latest `count_down`: seconds or timedelta, 0.01 to
             ten years. In any case an hour, and at most two and a half times as long. After that it is a new latch.
             Default: a day. A server that restarts without its data forgets it immediately.
-        engine: As for `AsyncLock`.
+        engine: "auto" (default) or "lua": a latch needs scripts on the server. It raises CommandRefused where they are
+            not allowed, and ValueError for "watch".
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.

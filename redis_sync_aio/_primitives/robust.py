@@ -15,7 +15,7 @@ from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.hold import OnLost
 from .._recovery.robust_grant import RobustGrant, RobustLease, adopting
 from .lock_base import LockBase
-from .options import LeaseOptions
+from .options import LeaseOptions, by_scripts
 
 __all__ = ["AsyncRobustLock", "RobustLease"]
 
@@ -74,8 +74,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
         on_lost: OnLost = "cancel",
         engine: Engine = "auto",
     ) -> None:
-        if engine == "watch":
-            raise ValueError('a robust lock needs scripts: engine must be "lua" or "auto", not "watch"')
+        by_scripts(engine, "a robust lock")
         super().__init__(
             client,
             name,

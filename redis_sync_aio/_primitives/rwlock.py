@@ -20,7 +20,7 @@ from .._scripts.constants import WRITER_WEIGHT, Released
 from .._transport.call import Call
 from ..errors import NotHeld, SyncError, WouldDeadlock
 from .base import L, PermitPrimitive
-from .options import LeaseOptions
+from .options import LeaseOptions, by_scripts
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView
@@ -158,7 +158,8 @@ class AsyncReadWriteLock:
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
-        engine: As for `AsyncLock`.
+        engine: "auto" (default) or "lua": a read/write lock needs scripts on the server. It raises CommandRefused where
+            they are not allowed, and ValueError for "watch".
         share: Tasks of this process read under one permit together while no writer waits, and hand the permit of the
             writer to each other, as for `AsyncLock`
             ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
@@ -197,6 +198,7 @@ class AsyncReadWriteLock:
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out forever")
+        by_scripts(engine, "a read/write lock")
         options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting)
         self._read = ReadSide(client, name, _keys_of_both, options)
         self._write = WriteSide(client, name, _keys_of_both, options)

@@ -53,7 +53,7 @@ KINDS: dict[str, Take] = {
 NOTHING, ALL, FIRST = "nothing", "all", "the first key"
 WAYS = [
     *((kind, "lua", "auto", moved) for kind in KINDS for moved in (NOTHING, ALL)),
-    *((kind, "watch", "auto", NOTHING) for kind in ("lock", "semaphore", "reader", "writer")),
+    *((kind, "watch", "auto", NOTHING) for kind in ("lock", "semaphore")),
     *((kind, "lua", "never", NOTHING) for kind in ("lock", "robust lock", "semaphore", "writer")),
     *(
         (kind, engine, push, ALL)
@@ -169,13 +169,12 @@ async def test_p6_what_is_held_is_renewed_and_released(
     assert not [record for record in caplog.records if getattr(record, "event", "") == "connecting_failed"]
 
 
-@pytest.mark.parametrize("engine", ["lua", "watch"])
-async def test_p6_a_writer_writes_on_and_is_downgraded(nodes: Nodes, engine: Any) -> None:
+async def test_p6_a_writer_writes_on_and_is_downgraded(nodes: Nodes) -> None:
     """It is renewed as a writer, and then as a reader."""
-    name = nodes.name_at(0, f"half-downgraded-{engine}")
+    name = nodes.name_at(0, "half-downgraded")
     slot, (a, b, _) = nodes.slot(name), nodes.primaries
     async with moved_back(nodes, name), processes(nodes) as (sync, other):
-        lock = side(sync, name, engine, BRIEF)
+        lock = side(sync, name, "lua", BRIEF)
         async with lock.write() as lease:
             try:
                 await nodes.begin_move(slot, a, b)
@@ -186,7 +185,7 @@ async def test_p6_a_writer_writes_on_and_is_downgraded(nodes: Nodes, engine: Any
                 await renewed(lease, 1)
             finally:
                 await nodes.end_move(slot, a, b)
-            async with side(other, name, engine, BRIEF).read().acquire(timeout=10):
+            async with side(other, name, "lua", BRIEF).read().acquire(timeout=10):
                 lease.check()
 
 

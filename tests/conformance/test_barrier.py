@@ -34,7 +34,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["auto", "watch"])
+@pytest.fixture(params=["auto", "lua"])
 def engine(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -228,9 +228,7 @@ asyncio.run(main())
 
 @pytest.mark.ci
 @pytest.mark.timing
-@pytest.mark.parametrize(
-    ("way", "engine"), [("link", "auto"), ("polling", "auto"), ("cluster", "watch")], indirect=True
-)
+@pytest.mark.parametrize(("way", "engine"), [("link", "auto"), ("polling", "auto"), ("cluster", "lua")], indirect=True)
 async def test_a_party_that_was_killed_breaks_it(
     server: EmbeddedServer, sync: Coordinator, other: Coordinator, engine: Any
 ) -> None:
@@ -274,7 +272,7 @@ async def test_the_others_learn_of_it_within_its_ttl(server: EmbeddedServer, syn
 
 @pytest.mark.ci
 @pytest.mark.timing
-@pytest.mark.parametrize(("way", "engine"), [("link", "auto"), ("polling", "watch")], indirect=True)
+@pytest.mark.parametrize(("way", "engine"), [("link", "auto"), ("polling", "lua")], indirect=True)
 async def test_parties_that_live_wait_for_longer_than_their_ttl(
     sync: Coordinator, other: Coordinator, engine: Any
 ) -> None:

@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["auto", "watch"])
+@pytest.fixture(params=["auto", "lua"])
 def engine(request: pytest.FixtureRequest) -> Any:
     return request.param
 

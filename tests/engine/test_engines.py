@@ -60,7 +60,7 @@ async def test_scripts_refused(mode: str, refused: str, caplog: pytest.LogCaptur
     async with served_to("resetkeys ~* resetchannels &* +@all", refused, mode=mode) as s:
         with caplog.at_level(logging.WARNING, "redis_sync_aio"):
             await everything(s.sync)
-            await every_permit(s.admin, s.sync)
+            await every_permit(s.admin, s.sync, scripts=False)
             async with AsyncMultiLock(s.sync, [f"{ORDERS}:1", f"{ORDERS}:2"]):
                 pass
             reentrant = AsyncReentrantLock(s.sync, ORDERS)
@@ -70,6 +70,36 @@ async def test_scripts_refused(mode: str, refused: str, caplog: pytest.LogCaptur
         assert {getattr(record, "event", "") for record in others} <= {"lease_lost"}  # whose keys were deleted
         assert "WATCH" in said.getMessage()
         assert "evalsha" in said.getMessage()
+
+
+def read_write(sync: Coordinator, engine: Any) -> AsyncReadWriteLock:
+    return sync.read_write_lock(ORDERS, engine=engine)
+
+
+BY_SCRIPTS: dict[str, tuple[str, Callable[[Coordinator, Any], Any], Callable[[Any], Awaitable[object]]]] = {
+    "readers": ("a read/write lock", read_write, lambda it: it.read().acquire()),
+    "writer": ("a read/write lock", read_write, lambda it: it.write().acquire()),
+    "event": ("an event", lambda it, engine: it.event(ORDERS, engine=engine), lambda it: it.set()),
+    "latch": ("a latch", lambda it, engine: it.latch(ORDERS, 2, engine=engine), lambda it: it.wait()),
+    "barrier": ("a barrier", lambda it, engine: it.barrier(ORDERS, 2, engine=engine), lambda it: it.wait()),
+}
+
+
+@modes
+@pytest.mark.parametrize("which", BY_SCRIPTS)
+async def test_what_needs_scripts_says_so(mode: str, which: str) -> None:
+    """The error names the primitive and what to allow; the second call finds the same, and locks still work."""
+    what, make, use = BY_SCRIPTS[which]
+    async with served_to("resetkeys ~* resetchannels &* +@all", "-@scripting", mode=mode) as s:
+        for _ in range(2):
+            with pytest.raises(PermissionDenied, match=f"{what} needs scripts, .*: allow this user EVAL and EVALSHA"):
+                await asyncio.wait_for(use(make(s.sync, "auto")), 30)
+        with pytest.raises(ValueError, match=f'{what} needs scripts: engine must be "lua" or "auto", not "watch"'):
+            make(s.sync, "watch")
+        token = await (await s.sync.lock("d").acquire()).detach()
+        with pytest.raises(PermissionDenied, match=r"attach\(\) needs scripts"):
+            await s.sync.lock("d").attach(token)
+        await everything(s.sync)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
@@ -82,7 +112,7 @@ async def test_a_server_without_scripts(mode: str) -> None:
     """P10: EVAL and EVALSHA do not exist there."""
     async with served(mode, args=("--rename-command", "EVALSHA", "", "--rename-command", "EVAL", "")) as s:
         await everything(s.sync)
-        await every_permit(s.admin, s.sync)
+        await every_permit(s.admin, s.sync, scripts=False)
 
 
 @modes

@@ -88,17 +88,11 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "lock/release": (LOCK, "lock/release", (b"a", b"", b"0")),
     "lock/renew": (LOCK, "lock/renew", (b"a", TTL)),
     "lock/force_release": (LOCK, "lock/force_release", ()),
-    "lock/attach": (LOCK, "lock/attach", (b"b", TTL, b"a")),
     "lock/mark": (MARK, "lock/mark", (b"a", b"new", TTL, b"")),
     "permits/acquire": ask(SEM, b"b", ticket(SEM, b"b")),
     "permits/release": (SEM, "permits/release", (b"a", b"", b"0")),
     "permits/renew": (SEM, "permits/renew", (b"a", TTL, 1)),
     "permits/resize": (SEM, "permits/resize", (3,)),
-    "permits/count_down": (SEM, "permits/count_down", (b"b", 1, 1, TTL, TTL)),
-    "barrier/join": (SEM, "barrier/join", (b"b", TTL, ticket(SEM, b"b"), 0, 1, -2, TTL, 1)),
-    "barrier/break": (SEM, "barrier/break", (b"b", 2, 1, TTL)),
-    "permits/attach": (SEM, "permits/attach", (b"b", TTL, b"a")),
-    "permits/downgrade": (RW, "permits/downgrade", (b"a",)),
 }
 
 

@@ -27,22 +27,22 @@ PRIMITIVES: Mapping[str, tuple[Make, str, tuple[Use, ...]]] = {
         (lambda it: it.acquire(timeout=5), lambda it: it.resize(4), lambda it: it.statistics()),
     ),
     "read/write lock": (
-        lambda sync, engine: sync.read_write_lock("n", engine=engine),
+        lambda sync, _: sync.read_write_lock("n"),
         "{n}:rw:state",
         (lambda it: it.read().acquire(timeout=5), lambda it: it.write().acquire(timeout=5)),
     ),
     "event": (
-        lambda sync, engine: sync.event("n", engine=engine),
+        lambda sync, _: sync.event("n"),
         "{n}:event:state",
         (lambda it: it.wait(timeout=5), lambda it: it.set(), lambda it: it.clear(), lambda it: it.is_set()),
     ),
     "latch": (
-        lambda sync, engine: sync.latch("n", 2, engine=engine),
+        lambda sync, _: sync.latch("n", 2),
         "{n}:latch:state",
         (lambda it: it.wait(timeout=5), lambda it: it.count_down()),
     ),
     "barrier": (
-        lambda sync, engine: sync.barrier("n", 2, engine=engine),
+        lambda sync, _: sync.barrier("n", 2),
         "{n}:barrier:state",
         (lambda it: it.wait(timeout=5), lambda it: it.reset(), lambda it: it.abort()),
     ),

@@ -30,7 +30,8 @@ def permits(sync: Coordinator, engine: Engine) -> AsyncSemaphore:
 
 
 def rw(sync: Coordinator, engine: Engine) -> AsyncReadWriteLock:
-    return AsyncReadWriteLock(sync, "n", engine=engine)
+    """Return a read/write lock, which needs scripts whatever the engine of the others."""
+    return AsyncReadWriteLock(sync, "n")
 
 
 async def waiters(it: Any, number: int) -> None:

@@ -70,10 +70,8 @@ PRIMITIVES = (
     Primitive("semaphore with WATCH", _one(AsyncSemaphore, limit=4, engine="watch"), alone=False),
     Primitive("shared semaphore", _one(AsyncSemaphore, limit=4, share=True), alone=False),
     Primitive("readers", _side("read"), alone=False),
-    Primitive("readers with WATCH", _side("read", engine="watch"), alone=False),
     Primitive("shared readers", _side("read", share=True), alone=False),
     Primitive("writer", _side("write")),
-    Primitive("writer with WATCH", _side("write", engine="watch")),
     Primitive("shared writer", _side("write", share=True)),
 )
 ALONE = [one for one in PRIMITIVES if one.alone]

@@ -42,9 +42,7 @@ def semaphore_by(engine: Engine) -> Make:
 
 WAYS: dict[str, Make] = {
     "lock": lock_by("auto"),
-    "lock with WATCH": lock_by("watch"),
     "semaphore": semaphore_by("auto"),
-    "semaphore with WATCH": semaphore_by("watch"),
 }
 
 
@@ -95,12 +93,11 @@ async def test_the_ttl_is_that_of_the_detachment(sync: Coordinator, redis: Redis
         await (await sync.lock("d").attach(token)).release()
 
 
-@pytest.mark.parametrize("engine", ["lua", "watch"])
-async def test_a_detached_lease_does_not_outlast_its_max_hold(sync: Coordinator, redis: Redis, engine: Engine) -> None:
+async def test_a_detached_lease_does_not_outlast_its_max_hold(sync: Coordinator, redis: Redis) -> None:
     """A longer ttl is refused, and the lease stays; without a ttl it lasts for what is left."""
     for lock in (
-        AsyncLock(sync, "d", ttl=60, max_hold=20, engine=engine),
-        AsyncLock(sync, "d", ttl=None, max_hold=20, engine=engine),
+        AsyncLock(sync, "d", ttl=60, max_hold=20),
+        AsyncLock(sync, "d", ttl=None, max_hold=20),
     ):
         lease = await lock.acquire()
         with pytest.raises(ValueError, match=r"max_hold.*not 25"):
@@ -372,3 +369,15 @@ async def test_tokens_of_others_are_refused(sync: Coordinator) -> None:
     with pytest.raises(TypeError, match="is str"):
         await sync.lock("d").attach(token.encode())  # type: ignore[arg-type]
     await (await sync.lock("d").attach(token)).release()
+
+
+async def test_with_watch_nothing_is_detached_or_attached(sync: Coordinator) -> None:
+    """Attaching needs scripts; the lease is still held."""
+    for lock in (sync.lock("d", engine="watch"), sync.semaphore("d", 1, engine="watch")):
+        lease = await lock.acquire()
+        with pytest.raises(ValueError, match="cannot be detached: attaching needs scripts"):
+            await lease.detach()
+        lease.check()
+        with pytest.raises(ValueError, match=r"attach\(\) needs scripts: engine must be"):
+            await lock.attach("any")
+        await lease.release()

@@ -109,7 +109,7 @@ async def test_p12_tickets_of_an_identity_that_holds_already(
         for make, queue in (
             (lambda sync: AsyncLock(sync, NAME, **options), f"{{{NAME}}}:"),
             (lambda sync: AsyncSemaphore(sync, NAME, limit=1, **options), f"{{{NAME}}}:sem:"),
-            (lambda sync: AsyncReadWriteLock(sync, NAME, **options).write(), f"{{{NAME}}}:rw:"),
+            (lambda sync: AsyncReadWriteLock(sync, NAME).write(), f"{{{NAME}}}:rw:"),
         ):
             held = await make(other).acquire()
             waiting = [asyncio.create_task(make(polling).acquire(identity="w")) for _ in range(3)]

@@ -19,6 +19,7 @@ from redis_sync_aio._engine import lock_rules as rules
 from redis_sync_aio._engine import watch_lock
 from redis_sync_aio._engine.lock_rules import LockDecision
 
+from ..support.attach_rules import attach_lock
 from ..support.executions import by_script, by_watch
 from ..support.histories import (
     INBOXES,
@@ -346,7 +347,7 @@ class Attaching(History):
         self.actors.append(new)
         words, held = (new.token, new.ttl_ms, former.token), self.model.holder
         known = self.model.fence if self.model.granted == held else 0
-        found = self.both(lambda it: rules.attach(it, *words), "lock/attach", *words, mute=data.draw(MUTE))
+        found = self.both(lambda it: attach_lock(it, *words), "lock/attach", *words, mute=data.draw(MUTE))
         if held == former.token:
             assert self.model.holder == new.token
             assert isinstance(found.reply, tuple)
@@ -360,10 +361,6 @@ class Watched(History):
     watching = True
 
 
-class WatchedAttaching(Attaching, Watched):
-    """And with WATCH."""
-
-
 def _near(found: int, expected: int) -> int:
     return expected if found >= 0 and -SLOW_MS / 2 < found - expected <= 0 else found
 
@@ -374,7 +371,7 @@ def _private() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("machine", [History, Watched, Attaching, WatchedAttaching])
+@pytest.mark.parametrize("machine", [History, Watched, Attaching])
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_lock, "WINDOW", 2)
     run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=64 // SHARE))

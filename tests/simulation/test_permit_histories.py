@@ -17,13 +17,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from redis_sync_aio._engine import barrier_rules as barriers
-from redis_sync_aio._engine import gate_rules as gates
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
 from redis_sync_aio._engine.permit_rules import PermitDecision
 from redis_sync_aio._scripts.constants import Outcome
 
+from ..support import barrier_rules as barriers
+from ..support import gate_rules as gates
+from ..support.attach_rules import attach, downgrade
 from ..support.executions import by_watch, clocked
 from ..support.histories import (
     INBOXES,
@@ -377,7 +378,7 @@ class ReadersAndWriters(History):
     def downgrade(self, data: st.DataObject) -> None:
         """Of a writer, of a reader, or of a token that holds nothing."""
         token, mute = self.someone(data).token, data.draw(MUTE)
-        self.both(lambda it: rules.downgrade(it, token), "permits/downgrade", token, mute=mute)
+        self.both(lambda it: downgrade(it, token), "permits/downgrade", token, mute=mute)
 
     def renew(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from([super().renew, self.downgrade]))(data)
@@ -397,7 +398,7 @@ class Attaching(History):
         self.actors.append(new)
         words = (new.token, ttl_ms, former.token)
         had = self.model.permits.get(former.token)
-        self.both(lambda it: rules.attach(it, *words), "permits/attach", *words, mute=data.draw(MUTE))
+        self.both(lambda it: attach(it, *words), "permits/attach", *words, mute=data.draw(MUTE))
         if had is not None and had.weight and had.until > self.now:
             assert self.model.permits[new.token] == Permit(had.weight, had.fence, self.now + ttl_ms * 1000)
 
@@ -475,22 +476,6 @@ class ByWatch(History):
         return by_watch(client, script, KEYS, arguments, self.now)
 
 
-class GatesByWatch(ByWatch, Gates):
-    """And for gates."""
-
-
-class BarriersByWatch(ByWatch, Barriers):
-    """And for barriers."""
-
-
-class AttachingByWatch(ByWatch, Attaching):
-    """And while permits change hands."""
-
-
-class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
-    """And for readers and writers."""
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
     with private_server() as client:
@@ -509,11 +494,7 @@ def _private() -> Iterator[None]:
         Attaching,
         Gates,
         ByWatch,
-        ReadersAndWritersByWatch,
-        AttachingByWatch,
-        GatesByWatch,
         Barriers,
-        BarriersByWatch,
     ],
 )
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:

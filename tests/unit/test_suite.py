@@ -11,6 +11,7 @@ TESTS = Path(__file__).parents[1]
 OF_THE_MODULE = {
     *("unit/test_types_and_keys", "unit/test_schedule", "unit/test_refusals", "unit/test_lua_lint", "support/lua_lint"),
     *("engine/test_talks", "engine/test_engines", "simulation/test_histories", "simulation/test_permit_histories"),
+    *("support/attach_rules", "support/barrier_rules", "support/gate_rules"),
     *("simulation/test_schedules", "mutation/test_core_mutants", "mutation/test_sharing_mutants"),
     *("mutation/test_transaction_mutants", "mutation/test_watch_mutants"),
 }

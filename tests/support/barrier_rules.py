@@ -6,9 +6,9 @@ turns all tickets into permits. The limit is minus the number of parties, and ab
 
 from __future__ import annotations
 
-from .._scripts.constants import ASK_AGAIN, DAY_MS, Outcome
-from .permit_rules import PermitDecision, PermitDraft
-from .snapshot import PermitSnapshot, Ticket
+from redis_sync_aio._engine.permit_rules import PermitDecision, PermitDraft
+from redis_sync_aio._engine.snapshot import PermitSnapshot, Ticket
+from redis_sync_aio._scripts.constants import ASK_AGAIN, DAY_MS, Outcome
 
 
 def join(

@@ -6,9 +6,9 @@ The scripts permits/acquire.lua and release.lua decide about those, with a limit
 
 from __future__ import annotations
 
-from .._scripts.constants import OPEN_LIMIT
-from .permit_rules import PermitDecision, PermitDraft
-from .snapshot import PermitSnapshot
+from redis_sync_aio._engine.permit_rules import PermitDecision, PermitDraft
+from redis_sync_aio._engine.snapshot import PermitSnapshot
+from redis_sync_aio._scripts.constants import OPEN_LIMIT
 
 
 def count_down(before: PermitSnapshot, token: bytes, by: int, whole: int, lasts: int, token_ms: int) -> PermitDecision:
