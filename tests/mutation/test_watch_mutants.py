@@ -23,7 +23,7 @@ from ..support.mutants import Mutant
 
 LOCK, SEM = lock_keys(b"h"), permit_keys(b"h", "sem")
 INBOXES = (b"rsa:1", b"rsa:2", b"rsa:0", b"")
-START, STEPS = 1_800_000_000_000_000, 120
+START, STEPS = 1_800_000_000_000_000, 200
 
 
 class Run:
@@ -75,7 +75,7 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
     prefix = "lock/" if lock else "permits/"
     for number in range(1, STEPS):
         now += draw.choice([1, 1000, 2_000_000])
-        what = draw.choice(["come", "come", "come", "again", "go", "go", "undo", "renew", "other"])
+        what = draw.choice(["come", "come", "come", "again", "go", "go", "undo", "renew", "renew", "other"])
         if what == "come":
             came.append((number, draw.choice(INBOXES)))
         who, inbox = draw.choice(came[-6:]) if came else (number, INBOXES[0])

@@ -18,7 +18,7 @@ MOST_MODULES = 190
 Those of anyio are not counted: its oldest version imports all of its own, 34 with sniffio, and 4.16 imports 6.
 """
 
-ON_DEMAND = ["cli", "compat", "contrib", "embedded", "inspection", "testing", "tracing"]
+ON_DEMAND = ["_inspection", "cli", "compat", "contrib", "embedded", "inspection", "testing", "tracing"]
 """Public modules that a program imports itself when it uses them."""
 
 SLOW = ["http.server", "importlib.metadata", "multiprocessing", "pydoc", "subprocess", "unittest", "xml"]
