@@ -24,14 +24,11 @@ from rich.text import Text
 
 from redis_sync_aio import Coordinator, wait_until
 from redis_sync_aio.cli._doctor import command, groups
-from redis_sync_aio.cli._doctor.facts import Facts
-from redis_sync_aio.cli._doctor.findings import LEVELS, Finding
-from redis_sync_aio.cli._doctor.questions import facts_of, servers
-from redis_sync_aio.cli._doctor.rights import rights_of
+from redis_sync_aio.cli._doctor.facts import Facts, facts_of, rights_of, servers
+from redis_sync_aio.cli._doctor.groups import LEVELS, Finding
 from redis_sync_aio.cli._look import ls, show
-from redis_sync_aio.cli._look.screen import TopScreen
-from redis_sync_aio.cli._session import connect
-from redis_sync_aio.cli._shared import Shared
+from redis_sync_aio.cli._look.top import TopScreen
+from redis_sync_aio.cli._session import Shared, connect
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, inspect
 from redis_sync_aio.types import BaseLease

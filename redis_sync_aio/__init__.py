@@ -11,16 +11,14 @@ from ._core.backoff import Backoff, wait_until
 from ._core.redis_py_words import missing_name
 from ._core.version import __version__ as __version__
 from ._leases.lease import Lease
-from ._primitives.barrier import AsyncBarrier
 from ._primitives.compensation import Compensation
 from ._primitives.election import LeaderElection
 from ._primitives.fence_gate import FenceGate
-from ._primitives.lock import AsyncLock, synchronized
+from ._primitives.lock import AsyncLock, AsyncRobustLock, synchronized
 from ._primitives.multilock import AsyncMultiLock
-from ._primitives.parties import AsyncCountDownLatch, AsyncEvent
+from ._primitives.parties import AsyncBarrier, AsyncCountDownLatch, AsyncEvent
 from ._primitives.redlock import AsyncRedlock
 from ._primitives.reentrant import AsyncReentrantLock
-from ._primitives.robust import AsyncRobustLock
 from ._primitives.rwlock import AsyncReadWriteLock
 from ._primitives.semaphore import AsyncSemaphore
 from ._transaction import transaction, watch_retry

@@ -17,27 +17,24 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from ._acquire.binding import Binding
+from ._acquire.implicit import Binding
 from ._acquire.options import CoordinatorOptions, Push, hub_options
 from ._acquire.until_signal import UntilSignal
 from ._client.cluster import Cluster
 from ._client.owned import owned_client, refuse_client_options
-from ._client.retry import RETRY_FOR
-from ._client.settings import Client, RedisClient, address_of
+from ._client.settings import RETRY_FOR, Client, RedisClient, address_of
 from ._core.arguments import Name, Seconds, seconds
 from ._core.attached import Observer
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import LABEL_MARK, lock_keys, process_name
-from ._primitives.barrier import AsyncBarrier
+from ._primitives.base import makes
 from ._primitives.election import LeaderElection
-from ._primitives.factory import makes
 from ._primitives.fence_gate import FenceGate
-from ._primitives.lock import AsyncLock
+from ._primitives.lock import AsyncLock, AsyncRobustLock
 from ._primitives.multilock import AsyncMultiLock
-from ._primitives.parties import AsyncCountDownLatch, AsyncEvent
+from ._primitives.parties import AsyncBarrier, AsyncCountDownLatch, AsyncEvent
 from ._primitives.reentrant import AsyncReentrantLock
-from ._primitives.robust import AsyncRobustLock
 from ._primitives.rwlock import AsyncReadWriteLock
 from ._primitives.semaphore import AsyncSemaphore
 from ._transaction import transaction, watch_retry

@@ -20,11 +20,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import binding_of, client_of, prefix_of
-from ._client.retry import RETRY_FOR
-from ._client.settings import Client, encode, is_cluster
-from ._client.topology import servers_of
+from ._acquire.implicit import CoordinatorLike, binding_of, client_of, prefix_of
+from ._client.cluster import servers_of
+from ._client.settings import RETRY_FOR, Client, encode, is_cluster
 from ._core.arguments import Name, Seconds, count, require_bool, timeout_seconds
 from ._core.backoff import Backoff
 from ._core.display import shown
@@ -33,8 +31,7 @@ from ._core.name_templates import check_template, names_from, signature_without_
 from ._leases.lease import grant_of
 from ._primitives.multilock import AsyncMultiLock, MultiLease
 from ._transactions.attempts import Attempt, Attempts
-from ._transactions.handle import Transaction
-from ._transactions.options import Committed, TransactionOptions
+from ._transactions.handle import Committed, Transaction, TransactionOptions
 
 __all__ = ["Attempt", "Committed", "Transaction", "WatchRetry", "transaction", "watch_retry"]
 

@@ -32,12 +32,10 @@ from weakref import WeakKeyDictionary, ref
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
-from ._acquire.acquisition import acquire
+from ._acquire.acquisition import Request, acquire
 from ._acquire.implicit import hub_of, keys_of
-from ._acquire.request import Request
 from ._acquire.waits import LAST_LOOK
-from ._client.error_replies import redis_errors
-from ._client.resp import Reply
+from ._client.replies import Reply, redis_errors
 from ._client.settings import Client, RedisClient, encode
 from ._client.valkey_py import accepted
 from ._core import logs
@@ -46,10 +44,9 @@ from ._core.cancellation import give_up_on, leaving, redeliver_cancellation
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
-from ._engine.commands import Send
-from ._engine.replies import read_renew
-from ._leases.acquired import Acquired
+from ._engine.commands import Send, read_renew
 from ._leases.grant import Grant
+from ._leases.hold import Acquired
 from ._scripts.constants import FOREVER, Released, Renewed
 from ._transport.call import Call
 from .errors import SyncError, Unreachable

@@ -16,21 +16,26 @@ from typing import get_args
 
 import anyio
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import client_of, prefix_of
+from ._acquire.implicit import CoordinatorLike, client_of, prefix_of
 from ._client.checkout import checkout
-from ._client.cluster import Cluster
+from ._client.cluster import Cluster, servers_of
 from ._client.settings import Client, encode, response_timeout_of
-from ._client.topology import servers_of
 from ._core.arguments import Name, count, require_bool
 from ._core.display import shown as text_shown
-from ._core.keys import Keys, PermitKind, check_slot, lock_keys, permit_keys
-from ._core.prefixes import checked_prefix
-from ._inspection.patterns import check, compiled, exact, literal
-from ._inspection.problems import TRANSIENT
-from ._inspection.reading import reading_of
-from ._inspection.server import Server, batches, heard, opened, reading
-from ._inspection.views import HolderView, MarkView, NameView, Problem, WaiterView
+from ._core.keys import Keys, PermitKind, check_slot, checked_prefix, lock_keys, permit_keys
+from ._inspection.reading import Server, batches, heard, opened, reading, reading_of
+from ._inspection.views import (
+    TRANSIENT,
+    HolderView,
+    MarkView,
+    NameView,
+    Problem,
+    WaiterView,
+    check,
+    compiled,
+    exact,
+    literal,
+)
 
 __all__ = [
     "HolderView",

@@ -36,34 +36,34 @@ from typing import (
 )
 from uuid import UUID
 
-from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import hub_of, keys_of
+from ._acquire.implicit import CoordinatorLike, hub_of, keys_of
 from ._client.settings import Client
 from ._core import logs
 from ._core.arguments import Seconds, one_of, require_text, timeout_seconds, ttl_ms
 from ._core.clock import now
 from ._core.display import called, shown, text
-from ._core.flight import Flight
-from ._core.keys import SlotState, lock_keys, mark_key
-from ._core.marks import BEGINNING, DONE, FINGERPRINT, NOT_KEPT, RESULT, is_done, is_forgotten
-from ._core.name_templates import check_template, escaped, names_from, text_of, without_fields
+from ._core.futures import Flight
+from ._core.keys import (
+    BEGINNING,
+    DONE,
+    FINGERPRINT,
+    NOT_KEPT,
+    RESULT,
+    SlotState,
+    is_done,
+    is_forgotten,
+    lock_keys,
+    mark_key,
+)
+from ._core.name_templates import DAY, SlotName, check_template, escaped, names_from, text_of, without_fields
 from ._core.redis_py_words import explains_words_of_redis_py
-from ._core.slot_times import DAY, SlotName
 from ._leases.hold import leave_unentered
 from ._leases.lease import Lease
 from ._primitives.lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
 from ._primitives.mark import Mark
 from ._transaction import transaction
 from ._transactions.handle import Transaction
-from .errors import (
-    CommandRefused,
-    FingerprintMismatch,
-    LeaseLost,
-    NotHeld,
-    ResultNotKept,
-    RunInterrupted,
-    SyncError,
-)
+from .errors import CommandRefused, FingerprintMismatch, LeaseLost, NotHeld, ResultNotKept, RunInterrupted, SyncError
 
 __all__ = ["Codec", "OnCrash", "forget", "idempotent", "once", "once_per"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._acquire.binding import CoordinatorLike
+from ._acquire.implicit import CoordinatorLike
 from ._acquire.options import CoordinatorOptions
 from ._client.settings import Client, RedisClient, ValkeyClient
 from ._coordinator import Push
@@ -11,16 +11,14 @@ from ._core.keys import Engine
 from ._leases.hold import Acquiring, OnLost
 from ._leases.lease import BaseLease, GuardingLease, WriteLease
 from ._primitives.election import Leader, Term
+from ._primitives.lock import RobustLease
 from ._primitives.multilock import MultiLease
 from ._primitives.redlock import RedlockLease
-from ._primitives.robust import RobustLease
 from ._primitives.rwlock import ReadSide, WriteSide
-from ._recovery.record import Abandoned
-from ._recovery.undo import UndoSteps
+from ._recovery.record import Abandoned, UndoSteps
 from ._transaction import Transaction, WatchRetry
 from ._transactions.attempts import Attempt
-from ._transactions.guarded import GuardedTransaction
-from ._transactions.options import Committed
+from ._transactions.handle import Committed, GuardedTransaction
 from .errors import LossReason
 
 __all__ = [

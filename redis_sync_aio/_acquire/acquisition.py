@@ -12,25 +12,185 @@ An identity is a token that may be in use elsewhere, so its request is undone on
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from typing import NamedTuple, Protocol, TypeVar
 
-from .._client.resp import Argument
+from .._client.replies import Argument
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike
-from .._engine.commands import Delivery
-from .._engine.replies import Answer, Pushed, plain_grant, read_acquire
+from .._core.keys import Endpoint, Keys
+from .._engine.commands import Answer, Delivery, Pushed, plain_grant, read_acquire
 from .._engine.snapshot import ticket_member
 from .._leases.grant import Grant
-from .._scripts.constants import ASK_AGAIN, SHARING_MARK, Outcome
-from .._transport.call import Call
-from .._transport.failures import unanswered
-from ..errors import SyncError, Unreachable
-from .owner import Owner
-from .queued import Queued
-from .request import Request
-from .waits import timeout_error
+from .._leases.manager import GrantManager
+from .._leases.settings import HELD
+from .._scripts.constants import ASK_AGAIN, SHARING_MARK, WRITER_WEIGHT, Outcome
+from .._transport.call import Call, unanswered
+from ..errors import QueueFull, SyncError, Unreachable
+from .identities import IdentityRequests
+from .waits import WaitedHub, WaitedName, timeout_error
+
+# -- Requests of primitives ------------------------------------------------------------------------------------
+
+
+def refused_if_full(
+    answer: Answer, weight: int, *, name: str, most: int, otherwise: Callable[[Answer, int], SyncError]
+) -> SyncError:
+    """Return the error for a request with a ``max_waiting``; ``otherwise`` makes that for another refusal."""
+    if answer.outcome is not Outcome.QUEUE_FULL:
+        return otherwise(answer, weight)
+    return QueueFull(name=name, waiting=answer.number, max_waiting=most, remaining=answer.left)
+
+
+def never_refused(answer: Answer, weight: int) -> SyncError:
+    """Raise AssertionError: the server always admits locks, readers and writers."""
+    raise AssertionError(f"a request of weight {weight} cannot be refused: {answer}")
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of a primitive to the server."""
+
+    ttl_ms: int
+    auto_renew: bool
+    max_hold: float | None = None
+    identity: bytes | None = None
+    token: bytes | None = None  # the caller's own; not to be shared as an identity is
+    wait: bool = True
+    timeout: float | None = None
+    weight: int = 0  # the weight of permits; 0 for a lock
+    limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
+    whose_limit: bytes = b""  # which limit counts if the server knows another: see include/permit_choose_limit.lua
+    shared: bool = False  # whether tasks of this process may hold it one after the other, behind one ticket
+    grant_type: type[Grant] = Grant
+    linger: float = 0.0  # seconds for which a shared lease is kept without a task
+    max_waiting: int | None = None  # behind so many others it waits at most; None: any number
+    look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
+    label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
+    refused: Callable[[Answer, int], SyncError] = never_refused  # makes the error for an outcome from MISMATCH on
+
+    reusable: bool = field(init=False)
+    """Whether what the token holds may be in use elsewhere, before or after this request."""
+    more: tuple[Argument, ...] = field(init=False)
+    """Its last arguments: weight and limit of permits; for a lock, whether the token may be used again."""
+    first: tuple[Argument, ...] = field(init=False)
+    """The same until it has a place in the queue: also behind how many others it waits."""
+    plain: bool = field(init=False)
+    """Whether its lease is renewed without limit, and weighs nothing or one."""
+
+    def __post_init__(self) -> None:
+        self.reusable = self.identity is not None or self.token is not None
+        self.more = (self.weight, self.limit) if self.weight else (int(self.reusable),)
+        if self.whose_limit:
+            self.more += (self.whose_limit,)
+        self.first = self.more
+        if self.max_waiting is not None:
+            self.first += (self.max_waiting,) if self.whose_limit or not self.weight else (b"", self.max_waiting)
+        self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
+
+    def again(self, former: int) -> tuple[Argument, ...]:
+        """Return the last arguments of a repeated request, whose ticket had the place ``former`` in the queue."""
+        return (*self.more, *((b"",) if self.weight and not self.whose_limit else ()), b"", former)
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is for a reader: any number of readers hold the lock together."""
+        return self.limit == WRITER_WEIGHT and self.weight == 1
+
+
+# -- The latest tickets of this process that stood in a queue, so that a grant to one that is gone can be given back
+#
+# Such a grant comes from a queue that is older than the server's other data (`_transport.handshake`) where the server
+# says that nothing has changed: somebody restored its keys, or a proxy leads to another server. Or a copy of a
+# request was executed late. Nobody uses such a grant, so without this the name would stay taken for its whole
+# `claim`.
+#
+# The undo of a ticket that was just withdrawn may be in flight, and its grant is given back twice then. That is
+# harmless: no other request ever had its token, so the second release finds nothing to release.
+
+
+HALF = 4096
+"""Number of tickets in a generation; two generations are remembered."""
+
+
+class Queued(NamedTuple):
+    """The facts that are needed to give back a grant to a ticket."""
+
+    keys: Keys
+    token: bytes
+
+
+class QueuedTickets:
+    """The latest tickets that stood in a queue, by number."""
+
+    def __init__(self) -> None:
+        # Two generations: the older one is dropped as a whole, which costs nothing per ticket.
+        self._young: dict[int, Queued] = {}
+        self._old: dict[int, Queued] = {}
+
+    def add(self, number: int, queued: Queued) -> None:
+        """Remember a ticket by its number."""
+        if len(self._young) >= HALF:
+            self._young, self._old = {}, self._young
+        self._young[number] = queued
+
+    def get(self, number: int) -> Queued | None:
+        """Return the ticket of that number; None if it is not remembered, or never stood in a queue."""
+        return self._young.get(number) or self._old.get(number)
+
+
+# -- The protocols that an acquisition relies on: the name that it is for, and the hub of that name ------------
+
+
+A_contra = TypeVar("A_contra", contravariant=True)
+
+
+class AcquiringHub(WaitedHub, Protocol):
+    """The hub, as acquisitions know it."""
+
+    manager: GrantManager
+    queued_tickets: QueuedTickets
+    pushes: bool
+    poll_ms: int
+    claim_ms: int
+
+    def connection_error_of(self, keys: Keys) -> Exception | None: ...
+    def next_number(self) -> int: ...
+
+
+class Owner(WaitedName, Protocol[A_contra]):
+    """The name that acquisitions are for, as they know it."""
+
+    endpoint: Endpoint
+    identities: IdentityRequests | None
+
+    @property
+    def hub(self) -> AcquiringHub: ...
+    def add(self, acquisition: A_contra) -> None: ...
+    def remove(self, number: int) -> None: ...
+    def by_identity(self) -> IdentityRequests: ...
+    def busy(self, left: float | None) -> None: ...
+    def queued(self, left: float | None, look: int) -> None: ...
+    def queue_lost(self) -> None: ...
+    def announced(self, until: float) -> None: ...
+    def look_last(self, then: Callable[[], None], *, name_holders: bool = True) -> None: ...
+    def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Grant: ...
+    def decline(self, lease: Grant) -> None: ...
+    def undo(
+        self,
+        token: bytes,
+        ticket: bytes,
+        *,
+        pending: bool = False,
+        release_args: tuple[Argument, ...] = (),
+        done: Callable[[Call], None] | None = None,
+    ) -> None: ...
+
 
 SHARED_TOKEN = b"%b%d" + SHARING_MARK
 """The token of a lease that tasks share, from the prefix of this process and the number of the request."""
@@ -410,6 +570,66 @@ async def acquire(resource: Owner[Acquisition], request: Request) -> Grant | Non
     except BaseException:
         undo_in(resource.hub.loop, partial(acquisition.task_cancelled, future))
         del acquisition, future  # else they keep the traceback, and so what the caller acquires next, in a cycle
+        raise
+    if lease is not None and (task := asyncio.current_task(resource.hub.loop)) is not None:
+        resource.leases.acquired(lease, task)
+    return lease
+
+
+# -- A request that takes up a lease which another process has detached, on the acquire path -------------------
+
+
+class Attachment(Acquisition):
+    """An acquisition that replaces the token of a detached lease by its own. It never waits.
+
+    It is undone by putting the detached token back, so that the lease may be attached again.
+    """
+
+    def __init__(
+        self, resource: Owner[Acquisition], request: Request, taker: FutureLike[Grant | None], replaced: bytes
+    ) -> None:
+        self._replaced = replaced
+        super().__init__(resource, request, taker)
+
+    def ask(self) -> None:
+        """Send the request; a repetition finds what the first one did."""
+        hub, self.sent = self._resource.hub, now()
+        self.begun = self.begun or self.sent
+        delivery = Delivery(self.sent, self.sent + hub.retry_for, self.answered)
+        keys, ttl_ms = self._resource.keys, self._request.ttl_ms
+        self.call = hub.engine.attach(keys, self.token, delivery, ttl_ms=ttl_ms, replaced=self._replaced)
+
+    def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
+        """Put the detached token back: the task does not await ``future`` any more."""
+        lease = self._lease
+        if lease is not None and lease.state is HELD:
+            future.cancel()
+            self._resource.hub.manager.let_go(lease)
+            self._undo_all()
+        else:
+            super().task_cancelled(future)
+
+    def _granted(self, fence: int, since: float, duration: float, new: bool = True, previous: int = 0) -> None:
+        if self.taker.done():  # cancelled, and its task has not run since
+            self._leave()
+            self._undo_all()
+        else:
+            super()._granted(fence, since, duration, new, previous)
+
+    def _undo_all(self) -> None:
+        resource = self._resource
+        resource.hub.manager.releases.undo_attach(resource.keys, self.token, self._replaced, self._request.ttl_ms)
+
+
+async def attach(resource: Owner[Acquisition], request: Request, replaced: bytes) -> Grant | None:
+    """Attach for the current task what ``replaced`` holds: a lease, or None when it holds nothing."""
+    future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
+    attachment = Attachment(resource, request, future, replaced)
+    attachment.ask()
+    try:
+        lease = await future
+    except BaseException:
+        undo_in(resource.hub.loop, partial(attachment.task_cancelled, future))
         raise
     if lease is not None and (task := asyncio.current_task(resource.hub.loop)) is not None:
         resource.leases.acquired(lease, task)

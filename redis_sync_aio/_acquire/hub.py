@@ -9,46 +9,389 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from .._client.cluster import Cluster
-from .._client.error_replies import with_own_errors
+from .._client.cluster import Cluster, OneServer, servers_of
 from .._client.owned import OwnedClient
-from .._client.resp import Replies, Reply, Words
+from .._client.redis_py import CloseObserver, close_idle
+from .._client.replies import Replies, Reply, Words, with_own_errors
 from .._client.settings import address_of, connect_timeout_of, running_loop
-from .._client.topology import servers_of
 from .._core import logs
-from .._core.cancellation import outcome_of
+from .._core.cancellation import outcome_of, wait_shielded
 from .._core.clock import now
 from .._core.display import text
-from .._core.flight import Flight
+from .._core.futures import Flight
 from .._core.keys import Endpoint, Keys, process_name
 from .._core.observing import Observing
-from .._engine.commands import Commands, Delivery, Send
+from .._engine.commands import Commands, Delivery, Pushed, Send, read_push
 from .._engine.watch import converse
 from .._leases.grant import Grant
 from .._leases.manager import GrantManager
 from .._leases.settings import Exits, LeaseSettings
+from .._scripts.constants import CONTENDED
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
+from .._transport.endpoint import Unclosed, WeakOwner
 from .._transport.executor import Executor, LinkOptions
 from .._transport.link import Link
-from .._transport.owner import WeakOwner
 from .._transport.pool_executor import PoolExecutor
-from ..errors import CoordinatorClosed, SyncError, WrongContext
-from .acquisition import Acquisition
-from .closing import Closing, living
-from .link_events import LinkEvents
+from ..errors import CoordinatorClosed, PushUnavailable, SyncError, WrongContext
+from ..errors._base import copy_error
+from .acquisition import Acquisition, QueuedTickets
 from .options import HubOptions
-from .queued import QueuedTickets
-from .resource import ContentionListener, Resource
+from .resource import ContentionListener, HubServices, Resource
 
 if TYPE_CHECKING:
     from .._core.observers import Observers
     from .._inspection.views import NameView
+
+# -- Reports of the link to the hub: pushes, new connections, slots that moved, refusals, a client that was closed
+
+
+class LinkedHub(HubServices, Protocol):
+    """A hub, as the owner of its link knows it."""
+
+    options: HubOptions
+    resources: dict[bytes, Resource]
+    forked: bool
+
+    def every_name(self) -> Iterator[Resource]: ...
+    def poll_instead(self, error: SyncError) -> None: ...
+    def give_back_resting(self) -> bool: ...
+    async def drained(self) -> None: ...
+    def client_closed(self) -> None: ...
+
+
+class LinkEvents:
+    """The owner of a hub's link (`_transport.executor.LinkOwner`)."""
+
+    def __init__(self, hub: LinkedHub) -> None:
+        self._hub = hub
+        self._unchecked: set[int] = set()  # numbers of acquisitions that have not asked yet on the present connection
+        self._rechecks = 0  # the work in progress
+
+    # -- pushes ----------------------------------------------------------------------------------------
+
+    def link_pushed(self, payload: bytes) -> None:
+        """Take a message that arrived in our inbox."""
+        try:
+            push = read_push(payload)
+        except ValueError:
+            logs.stray_message(payload)
+            return
+        try:
+            self._dispatch(push)
+        except Exception:  # others use the connection and the dialogue that delivers this, too
+            logs.useless_message(payload)
+
+    def _dispatch(self, push: Pushed) -> None:
+        """Give a push to its acquisition or listener; give back what is granted to a ticket that is gone."""
+        hub = self._hub
+        acquisition = hub.acquisitions.get(push.number)
+        if push.fence == CONTENDED:
+            if acquisition is not None:  # its request is granted: the answer in flight says so
+                acquisition.contended = True
+            elif (listener := hub.listeners.get(push.number)) is not None:
+                listener.on_contention()
+        elif acquisition is not None and push.number in self._unchecked and not acquisition.withdrawn:
+            acquisition.recheck()  # it may be another server, with another clock
+        elif acquisition is not None:
+            acquisition.pushed(push)
+        elif push.fence > 0:
+            self._give_back_to_nobody(push.number)
+        acquisition = hub.acquisitions.get(push.following) if push.following else None
+        if acquisition is not None and push.following not in self._unchecked:
+            acquisition.announced(push.server_time, push.next_duration)
+
+    def _give_back_to_nobody(self, number: int) -> None:
+        """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
+        queued = self._hub.queued_tickets.get(number)
+        if queued is None:
+            return
+        resource = self._hub.resources.get(queued.keys.id)
+        leases = () if resource is None else list(resource.leases)
+        if not any(lease.wire_token == queued.token for lease in leases):
+            self._hub.manager.releases.undo(queued.keys, queued.token)
+
+    # -- another connection, or another server ---------------------------------------------------------
+
+    def link_lost(self, server: str) -> None:
+        """Tell observers that a connection was lost."""
+        if self._hub.observers is not None:
+            self._hub.observers.connection_lost(server)
+
+    def link_up(self, concerns: Callable[[Keys], bool], server: str, after: float | None) -> None:
+        """Ask a server with a new connection about all that is held there, then about all that waits there."""
+        if self._hub.observers is not None and after is not None:
+            concerned = [resource for resource in self._hub.resources.values() if concerns(resource.keys)]
+            number = sum(len(resource.leases) + len(resource.acquisitions) for resource in concerned)
+            self._hub.observers.connection_restored(server, after, number)
+        self._unchecked.update(self._hub.acquisitions)
+        self._rechecks += 1
+        self._hub.manager.slices.run(self._recheck(concerns))
+
+    def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
+        hub = self._hub
+        concerned: list[Resource] = []
+        for resource in hub.every_name():
+            if concerns(resource.keys):
+                concerned.append(resource)
+                for lease in list(resource.leases):
+                    hub.manager.renewals.recheck(lease)
+                    yield
+            yield
+        yield from self._reroute()  # before they ask: the connection may have an inbox of its own
+        for resource in concerned:
+            for acquisition in list(resource.acquisitions.values()):
+                self._unchecked.discard(acquisition.number)
+                acquisition.recheck()
+                yield
+        self._rechecks -= 1
+        if not self._rechecks:
+            self._unchecked.clear()
+
+    def keys_in_use(self) -> Iterator[Keys]:
+        """Return the keys of all names that are held or waited for."""
+        return (resource.keys for resource in self._hub.resources.values())
+
+    def link_moved(self) -> None:
+        """Queue again under the endpoints of new connections; pushes to the old ones do not arrive."""
+        self._hub.manager.slices.run(self._reroute())
+
+    def _reroute(self) -> Iterator[None]:
+        for resource in self._hub.every_name():
+            endpoint = self._hub.endpoint_of(resource.keys)
+            if endpoint != resource.endpoint:
+                resource.endpoint = endpoint
+                yield from resource.reroute()
+            yield
+
+    # -- no connection ---------------------------------------------------------------------------------
+
+    def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None:
+        """Poll instead, or end what waits: a server, or the user's rights there, do not allow the link."""
+        hub = self._hub
+        if hub.options.push == "auto" and isinstance(error, PushUnavailable):
+            hub.poll_instead(error)
+            return
+        for resource in list(hub.resources.values()):
+            for acquisition in list(resource.acquisitions.values()) if concerns(resource.keys) else ():
+                acquisition.withdraw(copy_error(error))
+
+    async def link_closing(self) -> None:
+        """Give back what no task has, before the client closes our connection."""
+        hub = self._hub
+        if hub.forked or hub.loop is not running_loop():
+            return
+        if hub.give_back_resting():
+            await hub.drained()
+
+    def link_client_closed(self) -> None:
+        """Close the hub: the client or its pool was closed, and with it our connection if there is one."""
+        self._hub.client_closed()
+
+
+# -- The end of a hub: by `Coordinator.aclose`, with its client or its event loop, in a forked child, or forgotten
+
+
+living: weakref.WeakValueDictionary[int, Closing] = weakref.WeakValueDictionary()
+"""The ends of all hubs of this process, by their ids. (`valuerefs` copies them in one step, whatever threads do.)"""
+begun: set[Closing] = set()
+"""Those that have begun and are not done. `asyncio.run` cancels their tasks at its end. Then nothing else keeps an
+implicit hub, which has left `implicit.hubs`, until the generators of the loop end and begin it again."""
+
+AFTER_DRAIN = 0.05
+"""Seconds after a drain in which the body of `UntilSignal` cancels its tasks. Those that are left get their errors."""
+
+
+class ClosableHub(Protocol):
+    """A hub, as its end knows it."""
+
+    options: HubOptions
+    loop: asyncio.AbstractEventLoop
+    servers: OneServer | Cluster
+    link: Link | ClusterLink | None
+    executor: Executor
+    manager: GrantManager
+    resources: dict[bytes, Resource]
+    why_closed: str | None
+    emptied: asyncio.Event | None
+    held_back: Callable[[], Awaitable[None]] | None
+    forked: bool
+    observing: Observing
+
+    def check_context(self) -> None: ...
+    def leave_to_parent(self) -> None: ...
+    def every_name(self) -> Iterator[Resource]: ...
+    def all_leases(self) -> Iterator[Grant]: ...
+    def stop_sharing(self) -> None: ...
+    def give_back_resting(self) -> bool: ...
+    async def drained(self) -> None: ...
+
+
+class Closing:
+    """Ends a hub once, for the first reason that comes up."""
+
+    def __init__(self, hub: ClosableHub, owned: OwnedClient | None) -> None:
+        self.hub, self._owned = hub, owned
+        self._task: asyncio.Task[None] | None = None
+        self._client_is_closed = False
+        self.on_close: Callable[[], None] | None = None
+        """Function that is called when the hub can no longer be used; it may be called twice."""
+        self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
+        self._unclosed = Unclosed(self, repr(hub), hub.link, owned)
+        living[id(self)] = self
+
+    async def close(self, drain: float) -> None:
+        """Let bodies go on for ``drain`` seconds, then end what is left; see `Coordinator.aclose`."""
+        hub = self.hub
+        if hub.forked:
+            hub.why_closed = hub.why_closed or "it was closed"
+            return
+        hub.check_context()
+        try:
+            if drain and hub.why_closed is None:
+                await self.drain(drain)
+        finally:
+            await wait_shielded(self._start())  # bounded by `Hub.drained` and the close of connections
+
+    def retire(self, why: str) -> None:
+        """Close the hub in the background. From now on it refuses use, since locks remember it."""
+        self.hub.why_closed = self.hub.why_closed or why
+        self._tell()
+        self._start()
+
+    def _tell(self) -> None:
+        if self.on_close is not None:
+            self.on_close()
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._task is None or self._task.cancelled():  # `asyncio.run` cancels all tasks at its end
+            hub = self.hub
+            hub.why_closed = hub.why_closed or "it was closed"
+            hub.stop_sharing()
+            begun.difference_update([one for one in list(begun) if one.hub.loop.is_closed()])  # cut off in the middle
+            begun.add(self)
+            # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
+            self._task = asyncio.Task(self._close(), loop=hub.loop, name="redis_sync_aio close")
+        return self._task
+
+    async def _close(self) -> None:
+        hub = self.hub
+        self._tell()
+        self._end_all()
+        await hub.manager.slices.done()
+        hub.manager.stop()
+        await hub.drained()
+        await hub.executor.close()
+        hub.observing.close()
+        self._witness.leave()
+        if self._client_is_closed:
+            for client in hub.servers.clients():
+                await close_idle(client)
+        try:
+            if self._owned is not None:
+                await wait_shielded(self._owned.start_closing())
+        finally:
+            await self._unclosed.closed()
+            begun.discard(self)
+
+    async def drain(self, within: float, *, hold_back: bool = False) -> None:
+        """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most.
+
+        ``hold_back``: tasks that hold nothing get their errors at the end of that time.
+        """
+        hub, over = self.hub, asyncio.Event()
+        emptied = hub.emptied = hub.emptied or asyncio.Event()  # others may drain it, too
+        if hold_back:
+            hub.held_back = partial(self._held_back, over)
+        try:
+            hub.stop_sharing()
+            why = "the coordinator is being closed"
+            hub.manager.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
+            await hub.manager.slices.done()
+            for lease in list(hub.all_leases()):
+                if lease.ends_with_drain:
+                    hub.manager.take_away(lease)
+            hub.give_back_resting()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within):
+                    while hub.resources:
+                        emptied.clear()
+                        await emptied.wait()
+        finally:
+            over.set()
+
+    async def _held_back(self, over: asyncio.Event) -> None:
+        """Wait for the end of a drain, unless the current task holds something, which it could not release then."""
+        task = asyncio.current_task()
+        held = (grant for resource in self.hub.every_name() for grant in resource.held())
+        if not any(grant.acquirer is not None and grant.acquirer() is task for grant in held):
+            await over.wait()
+            await asyncio.sleep(AFTER_DRAIN)
+
+    def _end_all(self) -> None:
+        hub = self.hub
+        hub.manager.slices.stop()
+        hub.manager.slices.run(self._give_up(f"the coordinator cannot be used any more: {hub.why_closed}"))
+
+    def _give_up(self, why: str) -> Iterator[None]:
+        """End all waits, and take all leases from their holders."""
+        hub = self.hub
+        for resource in hub.every_name():
+            yield from resource.give_up(why)
+            yield
+        for lease in hub.all_leases():
+            hub.manager.take_away(lease)
+            yield
+
+    # -- ends without a call of close --------------------------------------------------------------------
+
+    async def loop_ends(self) -> None:
+        """Close at the end of the event loop. Nothing runs after that, so finish a closing that has begun."""
+        if self._task is not asyncio.current_task():  # otherwise that closing no longer needs the notice
+            await self.close(0.0)
+
+    def client_closed(self) -> None:
+        """Close with the client, or its pool, which was closed."""
+        hub = self.hub
+        if hub.forked or hub.why_closed is not None or hub.loop is not running_loop():
+            return
+        self._client_is_closed = True
+        self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
+        self._end_all()
+
+    def _client_closes(self) -> None:
+        """Close with the client, unless a link is up: that notices it once its own connection is closed."""
+        executor = self.hub.executor
+        if executor.connections == 0 or executor.connection_error is not None:
+            self.client_closed()
+
+    def after_fork(self) -> None:
+        """Leave everything to the parent process. The sockets are its own: never use or close them here."""
+        self.hub.leave_to_parent()
+        self._stop_at_once()
+        self.hub.executor.after_fork()
+
+    def close_without_loop(self) -> None:
+        """Give up the connection, and the places in the client's pool: the event loop was closed without notice."""
+        self.hub.why_closed = self.hub.why_closed or "its event loop was closed"
+        self._stop_at_once()
+        self.hub.observing.close()
+        self.hub.executor.close_without_loop()
+
+    def _stop_at_once(self) -> None:
+        begun.discard(self)
+        self._unclosed.forget()
+        self.hub.stop_sharing()
+        self.hub.manager.stop()
+        self._witness.leave()
+
 
 SHOWN = 100
 """Most holders and waiters that statistics list."""
@@ -184,7 +527,7 @@ class Hub:
 
     async def look(self, keys: Keys, shown: int = SHOWN, *, whole: bool = True) -> NameView:
         """Return the view of a name: ``whole`` in two round trips, else in one, without details."""
-        from .._inspection.over_link import look  # noqa: PLC0415
+        from .._inspection.reading import look  # noqa: PLC0415
 
         self.check()
         return await look(self.read, self.servers, keys, shown, whole=whole)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .._leases.grant import Grant
-from .._leases.terms import LeaseState
+from .._leases.settings import LeaseState
 from .._transport.call import Call
 
 

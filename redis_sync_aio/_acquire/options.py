@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypedDict, get_args
 
-from .._client.retry import RETRY_FOR
-from .._client.settings import Client, RedisClient, response_timeout_of
+from .._client.settings import RETRY_FOR, Client, RedisClient, response_timeout_of
 from .._client.valkey_py import accepted
 from .._core.arguments import Seconds, one_of, positive_seconds, ttl_ms
 from .._core.attached import Attached, Observer
 from .._core.backoff import Backoff
 from .._core.display import shown
-from .._core.keys import labelled
-from .._core.prefixes import checked_prefix
+from .._core.keys import checked_prefix, labelled
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 """The way in which waiters are woken; see `Coordinator`."""

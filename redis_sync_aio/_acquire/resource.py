@@ -13,23 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from .._client.resp import Argument
+from .._client.replies import Argument
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import NEVER_HELD, Endpoint, Keys, PermitKeys
-from .._leases.choice import deadlock
+from .._leases.detached import deadlock
 from .._leases.grant import Grant
 from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import CoordinatorClosed
 from ..errors._base import copy_error
-from .acquisition import Acquisition
-from .healing import Healing, HealingHub
+from .acquisition import AcquiringHub, Acquisition, Request
 from .identities import IdentityRequests
-from .owner import AcquiringHub
-from .request import Request
-from .waits import Waiter, Waits
+from .waits import Healing, HealingHub, Waiter, Waits
 
 if TYPE_CHECKING:
     from .._core.observers import Observers

@@ -15,10 +15,10 @@ from types import FrameType, TracebackType
 from typing import TypeAlias
 
 from .._core.cancellation import cancelled
-from .._leases.cancel_on_loss import CancelOnLoss
+from .._leases.hold import CancelOnLoss
 from ..errors import CoordinatorClosed
-from .binding import Binding
 from .hub import Hub
+from .implicit import Binding
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | signal.Handlers | None"

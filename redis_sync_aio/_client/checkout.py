@@ -1,4 +1,4 @@
-"""Connections of the caller's pool that are checked out for a transaction or a dialogue.
+"""Connections of the caller's pool: checked out, waited for when there are too few, and those that lead to a primary.
 
 WATCH and EXEC need the same connection. None of redis-py's methods that repeat a command is used, and the others are
 used like this:
@@ -13,23 +13,106 @@ used like this:
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import redis.exceptions
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 
 from .._core.cancellation import leaving, undo_in, wait_shielded
 from .._core.display import shown
 from ..errors import TransactionMisuse
-from . import resp
-from .pool_queue import connection_freed
-from .redis_py import pooled, stream, write
-from .resp import Reply
+from . import replies as resp
+from .redis_py import close_idle, pooled, stream, write
+from .replies import Reply
 from .settings import DEFAULT_TIMEOUT
+
+# -- The tasks that wait for a connection of an exhausted pool, where redis-py raises an error immediately -----
+#
+# The tasks of one event loop wait in order. The first of them tries again when this package gives a connection back,
+# and every `LOOK` seconds, since the caller's own commands use the pool, too.
+
+
+T = TypeVar("T")
+
+LOOK = 0.05
+"""Seconds between two looks at an exhausted pool."""
+
+
+class _Queue:
+    """The tasks of one event loop that wait for one pool."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.freed = asyncio.Event()
+        self.tasks = 0
+
+
+_queues: dict[tuple[int, int], _Queue] = {}
+"""By the ids of pool and event loop, which the waiting tasks keep alive."""
+
+
+def _key(pool: object) -> tuple[int, int]:
+    return id(pool), id(asyncio.get_running_loop())
+
+
+def connection_freed(pool: object) -> None:
+    """Wake the first task that waits for ``pool``."""
+    if (queue := _queues.get(_key(pool))) is not None:
+        queue.freed.set()
+
+
+async def in_turn(pool: object, connect: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """Return the result of ``connect()``, which is called again for ``seconds`` while ``pool`` is exhausted.
+
+    Raise what it raises. On cancellation the next task has its turn.
+    """
+    key = _key(pool)
+    if key not in _queues:  # else other tasks came first
+        try:
+            return await connect()
+        except redis.exceptions.ConnectionError as error:
+            if not _is_exhausted(error) or seconds <= 0:
+                raise
+    queue = _queues.setdefault(key, _Queue())
+    queue.tasks += 1
+    timer = asyncio.timeout(seconds)
+    try:
+        async with timer, queue.turn:
+            while True:
+                queue.freed.clear()
+                try:
+                    return await connect()
+                except redis.exceptions.ConnectionError as error:
+                    if not _is_exhausted(error):
+                        raise
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK):
+                        await queue.freed.wait()
+    except TimeoutError:
+        if not timer.expired():
+            raise  # by `connect`
+    finally:
+        queue.tasks -= 1
+        if not queue.tasks:
+            del _queues[key]
+    raise redis.exceptions.ConnectionError(
+        f"no connection of the pool was free for {seconds:.1f} seconds: raise max_connections of the client"
+    )
+
+
+def _is_exhausted(error: redis.exceptions.ConnectionError) -> bool:
+    """Return True if all connections of the pool are in use.
+
+    It is a MaxConnectionsError since redis-py 7.2 only.
+    """
+    return str(error) == "Too many connections"
+
 
 Encodables: TypeAlias = Sequence[Any]
 """A command as redis-py takes it."""
@@ -249,3 +332,148 @@ def _start(work: Any, name: str) -> asyncio.Task[Any]:
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     return task
+
+
+# -- Connections of redis-py that lead to the present primary of a shard, and pools of them --------------------
+
+
+class Address(NamedTuple):
+    """The address at which a node listens."""
+
+    host: str
+    port: int
+
+
+class Primary(Protocol):
+    """The primary of a shard, as connections and pools see it. It may become another node."""
+
+    client: Redis
+    """The client whose pool has the connections to it."""
+    address: Address | None
+    """Its present address; None until a node has answered."""
+    gone: bool
+    """Whether its shard has lost all slots."""
+    connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop]
+    """Timeouts of attempts to connect to that address; a new address ends them."""
+
+    async def locate(self) -> Address:
+        """Ask the nodes and return the address of the primary; raise as redis-py does when no node can be reached."""
+        ...
+
+    def redirection(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
+        """Return the error to raise for ``answer``, MOVED or ASK, of the primary."""
+        ...
+
+    def down(self, node: Address) -> None:
+        """Note that ``node`` said that the cluster is down."""
+
+    def unreachable(self, node: Address) -> None:
+        """Ask all other nodes before ``node``, to which there is no connection."""
+
+
+class Primaries(Protocol):
+    """The primaries of a cluster, by hash slot."""
+
+    def shard_at(self, slot: int) -> Primary:
+        """Return the shard that has ``slot``, as far as is known."""
+        ...
+
+    async def owner(self, slot: int) -> Primary:
+        """Return the shard that has ``slot``; ask the nodes if that is not known, or was wrong."""
+        ...
+
+
+class _Following:
+    """Makes a connection class of redis-py lead to the primary of a shard.
+
+    Without a shard it leads to one node, whatever its role is.
+    """
+
+    host: str
+    port: int
+    shard: Primary | None
+
+    def __init__(self, *, shard: Primary | None, **options: Any) -> None:
+        super().__init__(**options)
+        self.shard = shard
+
+    async def connect(self) -> None:
+        above: Any = super()
+        shard = self.shard
+        if shard is not None:
+            if above.is_connected and (self.host, self.port) != shard.address:
+                await above.disconnect(nowait=True)  # to a node that was the primary before
+            if not above.is_connected:
+                await self._connect_to_primary(shard)
+                return
+        await above.connect()
+
+    async def _connect_to_primary(self, shard: Primary) -> None:
+        above: Any = super()
+        self.host, self.port = await shard.locate()
+        async with asyncio.timeout(None) as limit:
+            shard.connecting[limit] = asyncio.get_running_loop()
+            try:
+                await above.connect()
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
+                shard.unreachable(Address(self.host, self.port))
+                raise
+            finally:
+                del shard.connecting[limit]
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        above: Any = super()
+        try:
+            return await above.read_response(*args, **options)
+        except redis.exceptions.MovedError as error:
+            answer: redis.exceptions.AskError = error
+        except redis.exceptions.AskError as error:
+            answer = error
+        except redis.exceptions.ClusterDownError:
+            if self.shard is not None:
+                self.shard.down(Address(self.host, self.port))
+            raise
+        # Outside the handler: else the reply would be its context, and taken for an earlier attempt.
+        if self.shard is None:
+            raise answer
+        raise self.shard.redirection(answer)
+
+
+@functools.cache
+def following(kind: type[Any]) -> type[Any]:
+    """Return the class of connections that follow a primary, and are like ``kind`` in all else."""
+    return type(f"Following{kind.__name__}", (_Following, kind), {})
+
+
+class SlotPool(ConnectionPool):
+    """Takes each connection from the pool of the shard that has the slot at that moment."""
+
+    def __init__(self, cluster: Primaries, slot: int, options: dict[str, Any]) -> None:
+        super().__init__(**options)
+        self._cluster = cluster
+        self.slot = slot
+
+    @property
+    def shard(self) -> Primary:
+        """The shard that has the slot, as far as is known."""
+        return self._cluster.shard_at(self.slot)
+
+    async def get_connection(self, *args: Any, **options: Any) -> Any:
+        shard = await self._cluster.owner(self.slot)
+        return await _pool(shard).get_connection()
+
+    async def release(self, connection: Any) -> None:
+        await _pool(connection.shard).release(connection)
+        if connection.shard.gone:
+            await close_idle(connection.shard.client)
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close the idle connections of the shard. Those in use may be for other slots."""
+        await _pool(self._cluster.shard_at(self.slot)).disconnect(inuse_connections=False)
+
+    def make_connection(self) -> Any:
+        return _pool(self._cluster.shard_at(self.slot)).make_connection()
+
+
+def _pool(shard: Primary) -> Any:
+    return shard.client.connection_pool

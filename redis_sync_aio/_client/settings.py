@@ -1,4 +1,4 @@
-"""Settings of the caller's client, read from public attributes of redis-py."""
+"""Settings of the caller's client, read from public attributes of redis-py, and its retries."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import SSLConnection
 
 from .._core.arguments import Name, Seconds, positive_seconds
+from .._core.backoff import Backoff
 from .._core.display import shown
 from ..errors import WrongContext
 
@@ -174,3 +175,19 @@ def encode(client: RedisClient, value: Name, what: str) -> bytes:
     if not value:
         raise ValueError(f"{what} must not be empty")
     return value
+
+
+# -- The number of retries of a command, and the time for them -------------------------------------------------
+
+
+RETRY_FOR = 10.0
+"""Seconds for which a command is retried while Redis is unreachable, unless the caller sets another limit."""
+
+RETRY = Backoff(initial=0.01, cap=0.5)
+"""Pauses between attempts where no link reconnects by itself."""
+
+MIN_ATTEMPT = 0.05
+"""Minimum seconds per attempt, even past the deadline: an interrupted attempt has an unknown outcome."""
+
+AFTER_CONFLICT = Backoff(initial=0.0005, cap=0.02)
+"""Pauses between attempts after a watched key was changed."""

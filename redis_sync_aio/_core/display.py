@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Collection
 
-from ..errors._wording import listed as listed_text
+from ..errors._base import listed as listed_text
 
 LONGEST = 100
 _ESCAPED = re.compile(rb"\\x([89a-f][0-9a-f])")

@@ -24,16 +24,41 @@ colon at its end. So each of its keys begins with the prefix, and so does its in
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, cast, get_args
 
 from .arguments import require_text
 from .display import shown, text
+
+# -- Prefixes of keys and inboxes: what a user may give --------------------------------------------------------
+
+
+MAX_PREFIX_CHARACTERS = 64
+
+_PREFIX = re.compile(r"(?:[A-Za-z0-9_.:/-]*:)?")
+
+
+def checked_prefix(prefix: object) -> bytes:
+    """Return the prefix of keys and inboxes that a user gave; raise TypeError or ValueError if it cannot be one.
+
+    It ends with a colon, so that `app1:` is not the beginning of `app10:`; it has no braces, so that names have the
+    hash slots that they have without it; and none of its characters means anything in a pattern.
+    """
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, not {shown(prefix)}")
+    if len(prefix) > MAX_PREFIX_CHARACTERS or not _PREFIX.fullmatch(prefix):
+        raise ValueError(
+            f"prefix must consist of at most {MAX_PREFIX_CHARACTERS} letters of ASCII, digits, '_', '.', '/', '-' and "
+            f"':', and end with ':', as in 'app1:'; not {shown(prefix)}"
+        )
+    return prefix.encode()
+
 
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
@@ -434,3 +459,40 @@ def _stem(name: bytes) -> bytes:
 def _without_stem(stem: bytes) -> bytes:
     """Return the name whose `_stem` this is, if it is one of a name."""
     return stem[1:-1] if stem[:1] == b"{" and stem[-1:] == b"}" else stem[:-1]
+
+
+# -- The text of a mark: what became of the work of a job ------------------------------------------------------
+
+
+DONE, RESULT, NOT_KEPT = "done", "result", "not kept"
+"""The parts of the mark of a run that has returned: of `once`, and of `idempotent` with and without its result."""
+FINGERPRINT = "fingerprint"
+"""The part that each mark of `idempotent` has: what else must be equal in two calls with one name."""
+FENCE = "begun"
+"""The part that has the fence of the run, so that no two runs write the same text."""
+FORGOTTEN = "raised"
+"""The part of a mark that counts as none: its run raised. Late copies of earlier changes find it, and do nothing."""
+BEGINNING = 256
+"""Bytes of a mark that tell its state. One that is longer has a result."""
+FORGOTTEN_MS = 60_000
+"""Lifetime of a mark that counts as none."""
+
+
+def said_by(text: str | bytes) -> dict[str, Any] | None:
+    """Return the parts of a mark; None for a text of another program."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def is_forgotten(text: str | bytes) -> bool:
+    """Return True if a mark counts as none; its beginning is enough."""
+    said = said_by(text)
+    return said is not None and FORGOTTEN in said
+
+
+def is_done(said: Mapping[str, Any]) -> bool:
+    """Return True if a mark says that its run has returned."""
+    return not said.keys().isdisjoint((DONE, RESULT, NOT_KEPT))

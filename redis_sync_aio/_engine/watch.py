@@ -32,10 +32,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._client.resp import ReplyError, Words
+from .._client.replies import ReplyError, Words
 from .._core.keys import PermitKeys
 from .._transport.call import Call
-from .._transport.dialogues import NOWHERE, Dialogue, LocalInbox
+from .._transport.executor import NOWHERE, Dialogue, LocalInbox
 from . import watch_lock as lock
 from . import watch_narrow as narrow
 from . import watch_permits as permits

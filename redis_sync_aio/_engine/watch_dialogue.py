@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Protocol, TypeAlias
 
-from .._client.error_replies import error_code
-from .._client.resp import Argument, Reply, ReplyError, Words, unpack
+from .._client.replies import Argument, Reply, ReplyError, Words, error_code, unpack
 from .._core.display import text
 from .._scripts.constants import NOT_OURS, QUEUE_TTL_MS
-from .._transport.dialogues import CONFLICT, Dialogue, LocalInbox
+from .._transport.executor import CONFLICT, Dialogue, LocalInbox
 from .snapshot import Message
 
 WINDOW = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .._client.resp import Reply, Words
+from .._client.replies import Reply, Words
 from .._scripts.constants import FOREVER_MS, POLLERS_TICKET, Outcome, Renewed
-from .._transport.dialogues import Dialogue
+from .._transport.executor import Dialogue
 from . import lock_rules as rules
 from .snapshot import LockSnapshot, Message, Ticket
 from .watch_dialogue import (

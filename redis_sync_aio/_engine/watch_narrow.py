@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .._client.resp import Argument, Reply, ReplyError, Words
+from .._client.replies import Argument, Reply, ReplyError, Words
 from .._scripts.constants import Renewed
-from .._transport.dialogues import Dialogue
+from .._transport.executor import Dialogue
 from . import lock_rules, permit_rules
 from .snapshot import LockSnapshot, PermitSnapshot
 from .watch_dialogue import Decide, QueueView, WritePlan, blob, checked, microseconds

@@ -8,19 +8,65 @@ moment. `inspect` sends plain commands, whose replies are of moments that follow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Protocol, TypeAlias
 
-from .._client.error_replies import error_code
-from .._client.resp import Replies, Reply, ReplyError, Words
+from .._client.checkout import OUT_OF_REACH, CheckedOut
+from .._client.cluster import Cluster, Topology
+from .._client.replies import (
+    Replies,
+    Reply,
+    ReplyError,
+    Words,
+    answered,
+    error_answer,
+    error_code,
+    pack,
+    refusal,
+    with_own_errors,
+)
+from .._client.settings import RedisClient, address_of
 from .._core.display import text
-from .._core.keys import NEVER_HELD, Keys, LockKeys, PermitKeys, PermitKind, SlotState, mark_key, record_key
-from .._core.marks import BEGINNING, is_done, is_forgotten, said_by
-from .._engine.watch_dialogue import not_ours, pairs
+from .._core.keys import (
+    BEGINNING,
+    KEY_ENDINGS,
+    NEVER_HELD,
+    Keys,
+    LockKeys,
+    PermitKeys,
+    PermitKind,
+    SlotState,
+    is_done,
+    is_forgotten,
+    keys_around,
+    mark_key,
+    record_key,
+    said_by,
+)
+from .._engine.watch_dialogue import microseconds, not_ours, pairs
 from .._engine.watch_permits import permits_of, state_alone
 from .._scripts.constants import FREE_MS, WRITER_WEIGHT
-from . import problems
-from .parties import Listening, Queued, absent, channels, holder, queued, waiter
-from .views import HolderView, Kind, MarkView, NameView, Problem, WaiterView
+from .._transport.call import not_understood
+from ..errors import PermissionDenied, SyncError, Unreachable
+from . import views as problems
+from .views import (
+    HolderView,
+    Kind,
+    Listening,
+    MarkView,
+    NameView,
+    Problem,
+    Queued,
+    WaiterView,
+    absent,
+    channels,
+    holder,
+    listening_in,
+    queued,
+    waiter,
+)
 
 TOMBSTONES = 16
 """Number of permits that are read beyond those shown."""
@@ -396,3 +442,195 @@ def reading_of(keys: Keys, shown: int, more: int = TOMBSTONES) -> Reading:
         return PermitReading(keys, shown, more)
     assert isinstance(keys, LockKeys)
     return LockReading(keys, shown)
+
+
+# -- One name, read by a coordinator: behind all that it has sent about the name, and each round at one moment --
+
+
+Read: TypeAlias = Callable[..., Awaitable[Replies]]
+"""Runs commands on keys at one moment, as `Hub.read`."""
+
+ATTEMPTS = 3
+"""Number of attempts at a name that changes between the two rounds. After that, what went meanwhile is left out."""
+MANY = 10_000
+"""Number of permits that are read beyond those shown where many requests were undone."""
+
+
+async def look(read: Read, servers: Topology, keys: Keys, shown: int, *, whole: bool) -> NameView:
+    """Return the view of a name; raise CommandRefused if the server refuses to show a part of it.
+
+    ``whole``: in two round trips; else in one, without the weights and fences of permits, connections and marks.
+    """
+    now, more = 0, TOMBSTONES
+    try:
+        for _ in range(ATTEMPTS):
+            reading = reading_of(keys, shown, more)
+            replies = await read(reading.keys, *reading.first_asked(now))
+            now = microseconds(replies[0])
+            reading.first(replies[1:], now)
+            if reading.stale and more < MANY:
+                more = MANY
+                continue
+            view = await _details(read, servers, reading, whole)
+            if not reading.stale:
+                break
+    except SyncError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise not_understood(keys.name, error) from error
+    if reading.refused is not None:
+        raise refusal(keys.name, str(reading.refused), keys=keys.all)
+    return view
+
+
+async def _details(read: Read, servers: Topology, reading: Reading, whole: bool) -> NameView:
+    listening: Listening = {}
+    replies: Replies = []
+    if whole and reading.known:
+        channels = sorted(reading.channels())
+        _, *replies, heard = await read(reading.keys, *reading.then_asked(), (b"PUBSUB", b"NUMSUB", *channels))
+        listening = listening_in(heard)
+        if isinstance(servers, Cluster):  # a process that is not connected to this shard may be connected to another
+            absent = reading.absent(listening)
+            listening = {channel: here for channel, here in listening.items() if channel not in absent}
+    return reading.view(replies, servers.address_at(reading.keys.all[0]), listening)
+
+
+def brief_view(reading: Reading, reply: Reply) -> NameView | None:
+    """Return the view of a name by the reply to its first round alone; None: the server refused a part of it."""
+    time, *replies = with_own_errors(reply)
+    reading.first(replies, microseconds(time))
+    return None if reading.refused is not None else reading.view([], "", {})
+
+
+# -- One server, asked by plain commands that only read, over a connection of the caller's pool ----------------
+
+
+COUNT = 1000
+"""Keys that one SCAN looks at: less than a millisecond of the server's time."""
+BATCH = 250
+"""Names that are read in one round trip."""
+
+
+class CheckOut(Protocol):
+    """Checks out a connection; with ``fresh`` it opens one."""
+
+    async def __call__(self, *, fresh: bool = False) -> CheckedOut: ...
+
+
+class Server:
+    """A server whose names are read."""
+
+    def __init__(self, connection: CheckedOut) -> None:
+        self._connection = connection
+        self.address = connection.address
+        self.time = 0
+        """When it answered last, in microseconds by its own clock."""
+        self._cursor: bytes | None = b"0"
+
+    async def give_back(self) -> None:
+        """Give the connection back."""
+        await self._connection.give_back()
+
+    async def give_up(self) -> None:
+        """Close the connection after an error: it may be of no use any more."""
+        self._connection.in_step = False
+        await self._connection.give_back()
+
+    async def ask(self, questions: Sequence[Sequence[Words]]) -> list[Replies]:
+        """Send the commands of several names, and return the replies to each."""
+        words: list[Words] = [(b"TIME",), *(words for commands in questions for words in commands)]
+        found = await self._connection.exchange([pack(one) for one in words], raw=range(len(words)))
+        replies = iter(with_own_errors(found))
+        self.time = microseconds(_checked(next(replies)))
+        return [[next(replies) for _ in commands] for commands in questions]
+
+    async def scan(self, pattern: bytes, prefix: bytes) -> list[Keys] | None:
+        """Return the names whose keys the next step of a SCAN finds, those of each once; None when it has ended."""
+        if self._cursor is None:
+            return None
+        match = b"%b*%b*%b" % (prefix, pattern, KEY_ENDINGS)
+        ((reply,),) = await self.ask([[(b"SCAN", self._cursor, b"MATCH", match, b"COUNT", COUNT)]])
+        cursor, keys = _checked(reply)
+        self._cursor = None if cursor == b"0" else cursor
+        return list(dict.fromkeys(found for key in keys if (found := keys_around(key, prefix)) is not None))
+
+    async def listening(self, channels: Iterable[bytes]) -> dict[bytes, bool]:
+        """Return of each channel whether anybody listens; nothing if the user may not ask that, or at a replica.
+
+        The processes of an application are connected to its primary, so that nobody listens here says nothing of them.
+        """
+        asked = sorted(set(channels))
+        if not asked:
+            return {}
+        ((reply,),) = await self.ask([[(b"PUBSUB", b"NUMSUB", *asked)]])
+        found = listening_in(reply)
+        return found if all(found.values()) or not await self._replica() else {}
+
+    async def _replica(self) -> bool:
+        """Return whether this server is known to be a replica."""
+        ((reply,),) = await self.ask([[(b"INFO", b"replication")]])
+        return isinstance(reply, bytes) and b"role:slave" in reply
+
+
+def _checked(reply: Reply) -> Reply:
+    if isinstance(reply, ReplyError):
+        raise reply
+    return reply
+
+
+@asynccontextmanager
+async def opened(check_out: CheckOut) -> AsyncIterator[Server]:
+    """Use a connection, and give it back in the end; raise OUT_OF_REACH.
+
+    An idle connection may have been closed by a server that was restarted, so it is tried first. If it is of no use, a
+    new one is opened in its place.
+    """
+    server = Server(await check_out())
+    try:
+        await server.ask([])
+    except OUT_OF_REACH:
+        await server.give_up()
+        server = Server(await check_out(fresh=True))
+    except BaseException:
+        await server.give_up()
+        raise
+    try:
+        yield server
+    except BaseException:
+        await server.give_up()
+        raise
+    await server.give_back()
+
+
+async def heard(servers: Iterable[CheckOut], channels: set[bytes]) -> dict[bytes, bool]:
+    """Return of each channel whether anybody listens at one of ``servers``; only of those that all of them told."""
+    found = dict.fromkeys(channels, False)
+    for check_out in servers:
+        try:
+            async with opened(check_out) as server:
+                here = await server.listening(found)
+        except OUT_OF_REACH:
+            here = {}
+        found = {channel: found[channel] or here[channel] for channel in here}
+    return found
+
+
+@asynccontextmanager
+async def reading(client: RedisClient) -> AsyncIterator[None]:
+    """Turn what goes wrong while names are read into our errors."""
+    try:
+        yield
+    except (ReplyError, *OUT_OF_REACH) as error:
+        refused = answered(b"", error)
+        if refused is not None:
+            if refused.code == "NOPERM":
+                refused = PermissionDenied.of_inspection(str(error_answer(error)))
+            raise refused from error
+        raise Unreachable.of_inspection(address_of(client), error) from error
+
+
+def batches(names: Sequence[Keys]) -> Iterator[Sequence[Keys]]:
+    """Iterate over ``names``, so many at a time that others can use the server in between."""
+    for first in range(0, len(names), BATCH):
+        yield names[first : first + BATCH]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from .tasks import TaskRef
+from .grant import TaskRef
 
 if TYPE_CHECKING:
     from .grant import Grant

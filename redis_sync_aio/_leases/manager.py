@@ -12,22 +12,338 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
+from .._client.replies import Argument
 from .._core import logs
 from .._core.cancellation import outcome_of
-from .._core.clock import now
+from .._core.clock import SHORTEST, Stalls, now
+from .._core.futures import Slices
 from .._core.keys import Keys
-from .._core.slices import Slices
-from .._core.stalls import SHORTEST, Stalls
 from .._engine.commands import Commands, Delivery, Send
+from .._scripts.constants import Released
 from .._transport.call import Call
-from ..errors import SyncError
+from ..errors import SyncError, Unreachable
 from .grant import Grant
-from .releases import Releases
 from .renewals import Renewals
-from .schedule import LEASES_PER_LOOK, MAX_SLACK, SECONDS_PER_LOOK, Schedule
-from .settings import LeaseSettings
-from .terms import LeaseState
+from .settings import LeaseSettings, LeaseState
+
+if TYPE_CHECKING:
+    from .._transport.call import Call
+    from .grant import Grant
+
+# -- Commands whose replies no task awaits; closing a coordinator waits for them -------------------------------
+
+
+class InFlightCounter:
+    """Counts releases and withdrawals in flight, so that a closing coordinator can wait for them."""
+
+    _drained: asyncio.Event | None = None
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+
+    def started(self, call: Call) -> None:
+        """Count ``call``, which was sent."""
+        self._calls.add(call)
+
+    def finished(self, call: Call) -> None:
+        """Count ``call`` no longer: it was answered or given up."""
+        self._calls.discard(call)
+        if not self._calls and self._drained is not None:
+            self._drained.set()
+
+    async def drained(self, timeout: float) -> None:
+        """Wait until all are answered, or the newest has had ``timeout`` seconds for that.
+
+        A quarter of it passes in any case: an answer may have arrived while the event loop stood still.
+        """
+        if self._calls:
+            if self._drained is None or self._drained.is_set():  # else another task waits for it
+                self._drained = asyncio.Event()
+            newest = max(call.begun for call in self._calls)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(timeout / 4, newest + timeout - now())):
+                    await self._drained.wait()
+
+
+# -- When to look at which lease: those that are due are found without looking at the others -------------------
+#
+# Leases that are due close together form a batch, so that one look renews them with one write. How close depends on
+# the slack of each: a lease of half a minute may be renewed half a second early, one of 30 milliseconds may not. So
+# batches of similar slack form a row, which is a grid over time. Short leases have a row of their own, and are looked
+# at first.
+#
+# A lease that ends leaves its batch.
+
+
+FINEST, COARSEST = -10, -2
+"""Exponents: batches are between a millisecond and a quarter of a second wide."""
+MAX_SLACK = 0.5
+"""Seconds by which a lease is looked at early, at most."""
+LEASES_PER_LOOK = 250
+"""Most leases that one callback looks at."""
+SECONDS_PER_LOOK = 0.015
+"""Seconds after which a callback stops, even if it has looked at fewer."""
+
+
+class Batch(dict["Grant", None]):
+    """Leases that are due at about the same time."""
+
+    __slots__ = ("first",)
+
+    def __init__(self, first: float) -> None:
+        """Make an empty batch; ``first`` is when the first of its leases is due (local clock)."""
+        super().__init__()
+        self.first = first
+
+
+class Row:
+    """Batches of one width, by their place on the grid."""
+
+    __slots__ = ("_batches", "_places", "_width")
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+        self._batches: dict[int, Batch] = {}
+        self._places: list[int] = []  # a heap
+
+    def batch(self, when: float) -> Batch:
+        """Return the batch for what is due at ``when``."""
+        place = math.floor(when / self._width)
+        batch = self._batches.get(place)
+        if batch is None:
+            batch = self._batches[place] = Batch(when)
+            heappush(self._places, place)
+        elif when < batch.first:
+            batch.first = when
+        return batch
+
+    def next_due(self) -> float:
+        """Return when the first batch is due; inf when there is none."""
+        places, batches = self._places, self._batches
+        while places:
+            batch = batches[places[0]]
+            if batch:
+                return batch.first
+            del batches[heappop(places)]
+        return math.inf
+
+    def due(self, time: float) -> Iterator[Batch]:
+        """Take the batches that are due at ``time``, and those that are due soon after."""
+        while self.next_due() <= time:
+            yield self._take()
+            while self._places and self._places[0] * self._width <= time + self._width:
+                yield self._take()
+
+    def _take(self) -> Batch:
+        return self._batches.pop(heappop(self._places))
+
+
+class Schedule:
+    """Leases by the time at which they are due."""
+
+    def __init__(self) -> None:
+        self.put_off: dict[Grant, None] = {}
+        """Granted since the latest look and not due before the next. Most end before that, and are never entered."""
+        self._rows: dict[int, Row] = {}
+        self._batch_of: dict[Grant, Batch] = {}
+        self._ended = Batch(-math.inf)
+        """Due leases whose deadline has passed."""
+        self._due: dict[int, list[Batch]] = {}  # by row
+        self._behind_since = 0.0
+
+    def enter(self, lease: Grant, when: float, slack: float) -> bool:
+        """Look at ``lease`` by ``when``, at most ``slack`` seconds earlier; return whether that is new."""
+        batch = self._batch_of.get(lease)
+        if batch is not None:
+            if batch.first <= when:
+                return False  # a lease that is looked at too early is entered again
+            del batch[lease]
+        exponent = math.frexp(min(slack, MAX_SLACK))[1] - 2 if slack > 0 else FINEST  # half the slack, or less
+        width = min(max(exponent, FINEST), COARSEST)
+        row = self._rows.get(width)
+        if row is None:
+            row = self._rows[width] = Row(2.0**width)
+        batch = self._batch_of[lease] = row.batch(when)
+        batch[lease] = None
+        return True
+
+    def leave(self, lease: Grant) -> None:
+        """Stop looking at ``lease``."""
+        if self.put_off.pop(lease, self) is None:
+            return
+        batch = self._batch_of.pop(lease, None)
+        if batch is not None:
+            del batch[lease]
+
+    def next_due(self) -> float:
+        """Return when to look next (local clock); inf if nothing is due."""
+        return min((row.next_due() for row in self._rows.values()), default=math.inf)
+
+    def collect(self, time: float) -> None:
+        """Move what is due at ``time`` to the due leases."""
+        if not self._due:
+            self._behind_since = time
+        for width, row in self._rows.items():
+            for batch in list(row.due(time)):
+                batch.first = -math.inf
+                for lease in [lease for lease in batch if lease.deadline <= time]:
+                    del batch[lease]
+                    self._ended[lease] = None
+                    self._batch_of[lease] = self._ended
+                self._due.setdefault(width, []).insert(0, batch)
+
+    def take(self) -> Grant | None:
+        """Remove and return a due lease: first those that have ended, then the shortest."""
+        batch = self._first_due()
+        if batch is None:
+            return None
+        lease, _ = batch.popitem()
+        del self._batch_of[lease]
+        return lease
+
+    def _first_due(self) -> Batch | None:
+        if self._ended:
+            return self._ended
+        while self._due:
+            width = min(self._due)
+            batches = self._due[width]
+            while batches:
+                if batches[-1]:
+                    return batches[-1]
+                batches.pop()
+            del self._due[width]
+        return None
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are due leases that were not looked at yet."""
+        return self._first_due() is not None
+
+    def in_time(self, time: float) -> bool:
+        """Return whether there is time for a pause, by the slack of all due leases."""
+        return not self._ended and bool(self._due) and time - self._behind_since < 2.0 ** (min(self._due) + 1)
+
+
+# -- Releases, which are sent when a grant is not needed any more, and what their answers mean -----------------
+
+
+class Releases:
+    """The releases of a coordinator's grants."""
+
+    def __init__(
+        self,
+        commands: Callable[[], Commands],
+        loop: asyncio.AbstractEventLoop,
+        retry_for: float,
+        forget: Callable[[Grant], None],
+    ) -> None:
+        """Begin with no release in flight. ``forget`` removes a grant from those that are held."""
+        self.in_flight: InFlightCounter = InFlightCounter()
+        self._commands = commands
+        self._loop = loop
+        self._retry_for = retry_for
+        self._forget = forget
+
+    def release(self, lease: Grant) -> None:
+        """Send the release of ``lease``, and repeat it until it is answered or the lease has expired."""
+        time, pending, undoes = now(), lease.replayed, lease.reusable
+        told = Delivery(time, min(lease.deadline, time + self._retry_for), self._answered)
+        keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
+        call = self._commands().release(
+            keys, token, told, about=lease, pending=pending, release_args=release_args, undoes=undoes
+        )
+        # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
+        self.in_flight.started(call)
+        self._forget(lease)
+        if (here := lease.same_identity) is not None:
+            here.release_sent(lease.wire_token)
+
+    def undo(
+        self,
+        keys: Keys,
+        token: bytes,
+        ticket: bytes = b"",
+        *,
+        pending: bool = False,
+        release_args: tuple[Argument, ...] = (),
+        done: Callable[[Call], None] | None = None,
+    ) -> None:
+        """Send a release that no task waits for; see `Resource.undo`. It is repeated for a minute at least."""
+
+        def answered(call: Call) -> None:
+            self.in_flight.finished(call)
+            if done is not None:
+                done(call)
+
+        time = now()
+        told, undoes = Delivery(time, time + max(self._retry_for, 60.0), answered), not pending
+        call = self._commands().release(
+            keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=undoes
+        )
+        self.in_flight.started(call)
+
+    def undo_attach(self, keys: Keys, token: bytes, replaced: bytes, ttl_ms: int) -> None:
+        """Let ``replaced`` hold again what was attached as ``token``, so that it may be attached again."""
+        time = now()
+        told = Delivery(time, time + max(self._retry_for, 60.0), self.in_flight.finished)
+        self.in_flight.started(
+            self._commands().attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
+        )
+
+    def repeat_downgrade(self, lease: Grant) -> None:
+        """Repeat the downgrade of ``lease``, whose renewals would otherwise keep the writer's permit, to its deadline.
+
+        Not after its end: the same identity may have become the writer again.
+        """
+        if lease.state is LeaseState.HELD:
+            told = Delivery(now(), lease.deadline, self.in_flight.finished)
+            self.in_flight.started(self._commands().downgrade(lease.keys, lease.wire_token, told, undoes=True))
+
+    def _answered(self, call: Call) -> None:
+        self.in_flight.finished(call)
+        lease: Grant = call.context
+        if (here := lease.same_identity) is not None:
+            here.release_answered(lease.wire_token)
+        plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING
+        error = None if plainly else release_error(lease, call)
+        lease.release_ended(error)
+        if error is not None:
+            notice_end(self._loop, lease)
+
+
+def release_error(lease: Grant, call: Call) -> SyncError | None:
+    """Return why ``lease`` was not released, by the answer to its release. A lease that was gone is lost."""
+    if lease.state is LeaseState.LOST:  # it was closed or found lost meanwhile
+        return lease.loss()
+    if call.error is not None:
+        if isinstance(call.error, Unreachable) and now() >= lease.deadline:
+            lease.lose("unreachable")
+            return lease.loss()
+        lease.release_uncertain |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
+        return call.error
+    found = call.reply  # a Released
+    # An earlier copy of this release may have been executed and its answer lost. Before our deadline only we can have
+    # ended the lease, so that copy did (P4).
+    if found == Released.RELEASED or ((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline):
+        return None
+    lease.lose("expired" if found == Released.GONE else "taken")
+    return lease.loss()
+
+
+def notice_end(loop: asyncio.AbstractEventLoop, lease: Grant) -> None:
+    """Notice the end of a lease whose release failed. No tick looks at it, but a task may wait for its loss."""
+    left = lease.deadline - now()
+    if lease.state is not LeaseState.HELD:
+        return
+    if left <= 0:
+        lease.lose("expired")
+    elif left < math.inf:
+        loop.call_later(left, notice_end, loop, lease)
+
 
 MAX_TICK = 0.5
 """Most seconds between two ticks, so that a suspension of the machine is noticed soon after. It is less than the time

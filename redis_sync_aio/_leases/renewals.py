@@ -10,17 +10,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from .._client.resp import Argument
+from .._client.replies import Argument
 from .._core import logs
 from .._core.clock import now
-from .._engine.commands import Commands, Delivery, Send
-from .._engine.replies import read_renew
+from .._engine.commands import Commands, Delivery, Send, read_renew
 from .._scripts.constants import Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, LossReason, SyncError
 from .deadlines import Deadlines, changed_nothing
 from .grant import Grant
-from .terms import LeaseState
+from .settings import LeaseState
 
 
 class Ask(Protocol):

@@ -7,48 +7,114 @@ acquire path (`_acquire/acquisition.py`) does the rest.
 from __future__ import annotations
 
 from asyncio import current_task, gather
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from inspect import signature
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, get_args
 from weakref import ref
 
-from .._acquire.acquisition import acquire
-from .._acquire.attachment import attach
-from .._acquire.binding import CoordinatorLike
+from .._acquire.acquisition import Request, acquire, attach, never_refused, refused_if_full
 from .._acquire.hub import SHOWN, Hub
-from .._acquire.implicit import MakeKeys, client_of, hub_of, keys_of, label_prefix_of
-from .._acquire.request import Request, never_refused, refused_if_full
+from .._acquire.implicit import CoordinatorLike, MakeKeys, client_of, hub_of, keys_of, label_prefix_of
 from .._acquire.resource import Resource
-from .._client.error_replies import refusal
-from .._client.resp import Argument, Reply, ReplyError, Words
+from .._client.replies import Argument, Reply, ReplyError, Words, refusal
 from .._client.settings import Client, encode
-from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
+from .._core.arguments import Name, Seconds, count, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from .._core.cancellation import undo_in
 from .._core.display import bytes_of, text
 from .._core.keys import LABEL_MARK, Engine, Keys, labelled
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._engine.commands import Commands, Delivery, Send
-from .._engine.replies import Answer
+from .._engine.commands import Answer, Commands, Delivery, Send
 from .._engine.watch_dialogue import checked
 from .._engine.watch_permits import state_alone
-from .._leases.choice import to_release
-from .._leases.detached import token_of
-from .._leases.grant import Grant
-from .._leases.hold import Acquiring, LeaseContext
+from .._leases.detached import to_release, token_of
+from .._leases.grant import Grant, current_ref
+from .._leases.hold import Acquiring, LeaseContext, OnLost
 from .._leases.lease import BaseLease
-from .._leases.tasks import current_ref
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
-from .._sharing.cohort import Cohort
-from .._sharing.cohorts import acquire_shared, cohort_of
+from .._sharing.cohort import Cohort, acquire_shared, cohort_of
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
-from .options import LeaseOptions, by_scripts
 
 if TYPE_CHECKING:
     from .._core.observers import Observation
     from .._inspection.views import Access, NameView
+
+# -- The options that all primitives have in common ------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """The part of a request for several locks that each of them gets."""
+
+    ttl: Seconds | None
+    label: str | None
+
+
+def by_scripts(engine: Engine, what: str) -> Engine:
+    """Return the ``engine`` of a primitive that needs scripts; raise ValueError that names it for "watch"."""
+    if engine == "watch":
+        raise ValueError(f'{what} needs scripts: engine must be "lua" or "auto", not "watch"')
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOptions:
+    """Options for the duration and the end of leases, as the caller gave them. `AsyncLock` explains each.
+
+    A primitive checks them when it is made.
+    """
+
+    ttl: Seconds | None
+    auto_renew: bool
+    max_hold: Seconds | None
+    on_lost: OnLost
+    engine: Engine
+    share: bool = False
+    linger: Seconds = 0.0
+    max_waiting: int | None = None
+
+    def checked_max_waiting(self) -> int | None:
+        """Return ``max_waiting``, or raise TypeError or ValueError."""
+        if self.max_waiting is None:
+            return None
+        if self.share:
+            raise ValueError(
+                "max_waiting cannot be combined with share=True, since tasks that share wait behind one request: "
+                "leave one of them out"
+            )
+        return count(self.max_waiting, "max_waiting")
+
+
+# -- Methods of a coordinator that make its primitives: each takes what the class takes after its client -------
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def makes(
+    make: Callable[Concatenate[CoordinatorLike, P], R],
+) -> Callable[[Callable[..., object]], Callable[Concatenate[CoordinatorLike, P], R]]:
+    """Decorate a method that calls ``make`` with its object as the first argument.
+
+    The method has the arguments and the result of ``make``, for callers, type checkers and `inspect`. Of the decorated
+    function only the name and the docstring count, so each option is stated once.
+    """
+
+    def named(stub: Callable[..., object]) -> Callable[Concatenate[CoordinatorLike, P], R]:
+        @wraps(stub)
+        def made(self: CoordinatorLike, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return make(self, *args, **kwargs)
+
+        first, *_ = signature(stub).parameters.values()
+        own = signature(make)
+        made.__signature__ = own.replace(parameters=[first, *[*own.parameters.values()][1:]])  # type: ignore[attr-defined]
+        return made
+
+    return named
+
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -472,3 +538,29 @@ class PermitPrimitive(Primitive[L]):
             return state_alone(state, fields, left)[0], waiting
         except ReplyError as error:
             raise refusal(self._keys.name, str(error), keys=self._keys.all) from None
+
+
+# -- Requests that are made of several, which observers see as one ---------------------------------------------
+
+
+G = TypeVar("G", bound=Grant)
+
+
+async def followed(
+    hub: Hub,
+    kind: str,
+    names: Sequence[str],
+    granting: Callable[[], Awaitable[G | None]],
+    *,
+    waits: bool,
+    label: str = "",
+) -> G | None:
+    """Await what ``granting`` returns, and tell the observers of ``hub``, if any, what becomes of this request.
+
+    ``waits``: whether it waits for other holders. ``label``: of the request.
+    """
+    observers = hub.observers
+    if observers is None:
+        return await granting()
+    pattern = observers.pattern_of_all(names)
+    return await observers.follow(kind, ", ".join(names), lambda _: granting(), pattern, waits=waits, label=label)

@@ -12,15 +12,17 @@ from typing import Any, ParamSpec, Self, overload
 from .._core.arguments import Seconds, positive_seconds
 from .._core.cancellation import redeliver_cancellation
 from .._core.display import shown
-from .._recovery.record import Step, checked
-from .._recovery.robust_grant import RobustLease, robust_grant_of
-from .._recovery.undo import (
+from .._recovery.record import (
+    RobustLease,
+    Step,
     UndoRunner,
     UndoStep,
     check_arguments,
     check_function,
     check_names,
     check_registry,
+    checked,
+    robust_grant_of,
     undo_recorded,
 )
 from ..errors import UndoFailed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from .._acquire.binding import CoordinatorLike
+from .._acquire.implicit import CoordinatorLike
 from .._client.settings import Client
 from .._core import logs
 from .._core.arguments import Name, Seconds, positive_seconds
@@ -20,8 +20,8 @@ from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.hold import Acquiring
 from .._leases.lease import GuardingLease
 from ..errors import LeaseLost, Unreachable
-from .lock_base import LockBase
-from .options import LeaseOptions
+from .base import LeaseOptions
+from .lock import LockBase
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView

@@ -1,31 +1,89 @@
-"""AsyncLock: mutual exclusion between tasks of any processes on any machines that share a Redis."""
+"""AsyncLock: mutual exclusion between tasks of any processes on any machines that share a Redis; AsyncRobustLock."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, overload
 
-from .._acquire.binding import CoordinatorLike
+from .._acquire.acquisition import Request
+from .._acquire.implicit import CoordinatorLike
+from .._acquire.resource import Resource
+from .._acquire.waits import data_in
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, is_async, one_of, timeout_seconds, ttl_ms
-from .._core.keys import Engine, lock_keys
+from .._core.keys import Engine, lock_keys, robust_keys
 from .._core.name_templates import check_template, names_from, without_fields
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.hold import OnLost
-from .._leases.lease import Lease
-from ..errors import AcquireTimeout
-from .lock_base import PlainLock
-from .options import LeaseOptions
+from .._leases.lease import BaseLease, Lease
+from .._recovery.record import RobustGrant, RobustLease, adopting
+from ..errors import AcquireTimeout, CommandRefused, Unreachable
+from .base import LeaseOptions, Primitive, by_scripts
 
 __all__ = [
     "AsyncLock",
+    "AsyncRobustLock",
     "ClientSource",
     "OnBusy",
+    "RobustLease",
     "Synchronize",
     "SynchronizeOrSkip",
     "synchronized",
 ]
+
+# -- The common part of locks whose holder is one value under one key: looking at it, and taking it away -------
+
+
+L = TypeVar("L", bound=BaseLease)
+
+
+class LockBase(Primitive[L]):
+    """Base of the locks; they differ in what their leases promise."""
+
+    _shown_as = ""
+    """The name of the class in messages; empty: its own."""
+
+    async def force_release(self) -> bool:
+        """Take the lock away from its holder, give it to the next waiter, and return whether it was held.
+
+        A holder that is alive notices at its next renewal and loses its lease (reason "taken" or "expired"). A process
+        that shares the lease among its tasks gets a notice, and stops handing it on within 5 milliseconds. Let the
+        protected resource check the fence: until the holder notices, it goes on. The command is sent once and not
+        retried.
+
+        Raises:
+            Unreachable: The reply was lost. The lock may or may not have been taken away.
+            CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
+
+        On cancellation the lock may or may not have been taken away.
+        """
+        return bool(await self._ask(lambda commands, delivery: commands.force(self._keys, delivery)))
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds the lock. One round trip; errors and cancellation are those of `statistics`."""
+        return (await self._look(1)).held > 0
+
+    async def _data(self) -> str | None:
+        resource = self._latest_resource
+        if resource is None or resource.held_until is not None or resource.leases:
+            return None  # it has a ttl, or is held here
+        with suppress(Unreachable, CommandRefused):  # it is taken: that is known
+            return data_in(await self._look(1))
+        return None
+
+    def __repr__(self) -> str:
+        ttl = self._ttl_ms / 1000 if self._ttl_ms else None
+        return f"<{self._shown_as or type(self).__name__} {self.name!r} ttl={ttl}>"
+
+
+class PlainLock(LockBase[Lease]):
+    """A lock with plain leases: what `AsyncLock` is, and what locks that are made of several stand on."""
+
+    _lease_type = Lease
+    _shown_as = "AsyncLock"
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -268,3 +326,72 @@ def checked_source(client: ClientSource, name: str, ttl: Seconds | None) -> Call
     if ttl is not None:
         ttl_ms(ttl)
     return client
+
+
+# -- AsyncRobustLock: a lock whose next holder learns how far a crashed holder got -----------------------------
+
+
+class AsyncRobustLock(LockBase[RobustLease]):
+    """A lock that keeps a record of the work, so that the next holder learns how far a crashed one got.
+
+    Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock], and one more. A holder whose predecessor ended without
+    a clean release finds what that one left behind: its progress, and the undo steps that it had recorded
+    ([`RobustLease.abandoned`][redis_sync_aio.types.RobustLease.abandoned]).
+
+    An acquisition takes one round trip more than that of an `AsyncLock`. It raises LeaseLost if the lock is lost within
+    that. Use this class for all locks of the name: an `AsyncLock` of the same name excludes them, but neither reads nor
+    changes the record. If one identity has several leases, the latest records and the others get StaleWriter.
+    `force_release` leaves the record, so the next holder finds it abandoned.
+
+    Args:
+        client: As for `AsyncLock`.
+        name: As for `AsyncLock`.
+        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever.
+        auto_renew: As for `AsyncLock`.
+        max_hold: As for `AsyncLock`.
+        on_lost: As for `AsyncLock`.
+        engine: "auto" (default) or "lua": a robust lock needs scripts on the server. It raises CommandRefused where
+            they are not allowed, and ValueError for "watch".
+
+    Raises:
+        TypeError, ValueError: An argument is bad. Nothing was sent.
+
+    Example:
+        ```python
+        from redis_sync_aio import AsyncRobustLock
+
+        lock = AsyncRobustLock(redis, "order:7", ttl=30)
+        async with lock as lease:
+            if lease.abandoned:
+                await finish_or_undo(lease.progress)
+            await lease.record({"charged": 120})
+        ```
+    """
+
+    _kind = "robust"
+    _grant_type = RobustGrant
+    _lease_type = RobustLease
+    _release_args = (b"*", b"0")  # released by its identity: whichever of its leases wrote the record
+
+    @explains_words_of_redis_py
+    def __init__(
+        self,
+        client: Client | CoordinatorLike,
+        name: Name,
+        *,
+        ttl: Seconds | None = 30.0,
+        auto_renew: bool = True,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
+    ) -> None:
+        by_scripts(engine, "a robust lock")
+        super().__init__(
+            client,
+            name,
+            robust_keys,
+            LeaseOptions(ttl, auto_renew, max_hold, on_lost, "lua" if engine == "auto" else engine),
+        )
+
+    def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, RobustGrant | None]:
+        return adopting(super()._acquire_alone(resource, request), resource, request.timeout)

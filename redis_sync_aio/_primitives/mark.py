@@ -12,21 +12,19 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._acquire.binding import CoordinatorLike
 from .._acquire.hub import Hub
-from .._acquire.implicit import hub_of
-from .._client.resp import Argument
+from .._acquire.implicit import CoordinatorLike, hub_of
+from .._client.replies import Argument
 from .._client.settings import Client
 from .._core.cancellation import outcome_of, undo_in
 from .._core.display import text
-from .._core.keys import Keys, mark_keys
-from .._core.marks import FENCE, FORGOTTEN, FORGOTTEN_MS, said_by
+from .._core.keys import FENCE, FORGOTTEN, FORGOTTEN_MS, Keys, mark_keys, said_by
 from .._engine.commands import Commands, Delivery
-from .._leases.cancel_on_loss import is_by_loss
 from .._leases.grant import Grant
+from .._leases.hold import is_by_loss
 from .._leases.lease import Lease, grant_of
 from .._leases.manager import GrantManager
-from .._leases.terms import HELD, LeaseState
+from .._leases.settings import HELD, LeaseState
 from .._scripts.constants import Renewed
 from .._transport.call import Call
 from ..errors import OutcomeUnknown, SyncError, Unreachable, WrongKeyType

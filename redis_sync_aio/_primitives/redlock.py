@@ -11,21 +11,19 @@ from weakref import ReferenceType
 
 from redis.asyncio import Redis
 
-from .._acquire.binding import CoordinatorLike
+from .._acquire.implicit import CoordinatorLike
 from .._core.arguments import Name, Seconds, positive_seconds, timeout_seconds
 from .._core.clock import now
 from .._core.keys import Engine, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._leases.choice import to_release
+from .._leases.detached import to_release
 from .._leases.hold import Acquiring, LeaseContext, OnLost
 from .._leases.lease import BaseLease
 from ..errors import AcquireTimeout
-from .followed import followed
-from .independent import check_apart, several
-from .lease_group import LeaseGroup
-from .lock_base import PlainLock
-from .majority import Majority, RedlockGrant
-from .options import LeaseOptions, Wanted
+from .base import LeaseOptions, Wanted, followed
+from .lock import PlainLock
+from .majority import Majority, RedlockGrant, check_apart, several
+from .multilock import LeaseGroup
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView

@@ -7,19 +7,19 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from .._acquire.binding import CoordinatorLike
-from .._acquire.request import Request
+from .._acquire.acquisition import Request
+from .._acquire.implicit import CoordinatorLike
 from .._client.settings import Client, Same, running_loop
 from .._core.arguments import Name, Seconds
 from .._core.keys import Engine, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.grant import ended
 from .._leases.hold import Acquiring, LeaseContext, OnLost
 from .._leases.lease import GuardingLease
-from .._leases.tasks import ended
 from ..errors import AcquireTimeout, NotHeld, WrongContext
-from .lease_group import GroupGrant, LeaseGroup
-from .lock_base import PlainLock
-from .options import LeaseOptions
+from .base import LeaseOptions
+from .lock import PlainLock
+from .multilock import GroupGrant, LeaseGroup
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._acquire.binding import CoordinatorLike
-from .._acquire.request import Request
+from .._acquire.acquisition import Request
+from .._acquire.implicit import CoordinatorLike
 from .._acquire.resource import Resource
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds
@@ -19,8 +19,7 @@ from .._leases.manager import GrantManager
 from .._scripts.constants import WRITER_WEIGHT, Released
 from .._transport.call import Call
 from ..errors import NotHeld, SyncError, WouldDeadlock
-from .base import L, PermitPrimitive
-from .options import LeaseOptions, by_scripts
+from .base import L, LeaseOptions, PermitPrimitive, by_scripts
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView

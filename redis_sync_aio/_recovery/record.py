@@ -1,4 +1,4 @@
-"""The record of a robust lock, which outlives its holder (modelled on robust mutexes and EOWNERDEAD).
+"""Robust locks: the record that outlives its holder, undo steps, and the lease that has both.
 
 The record stands next to the lock. It says who holds it, and has the progress and the undo steps of the work. After
 each grant one more command *adopts* it. If the record belongs to another holder, that one ended without a release. Our
@@ -14,24 +14,39 @@ refused (`StaleWriter`).
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
+import math
 import os
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import ReferenceType
 
-from .._client.resp import Argument, Reply
-from .._core.arguments import Json
-from .._core.display import text
-from .._leases.terms import HELD, LeaseState
+import anyio
+
+from .._client.replies import Argument, Reply
+from .._core import logs
+from .._core.arguments import Json, Seconds, is_async, positive_seconds
+from .._core.cancellation import undo_in
+from .._core.clock import now
+from .._core.display import shown, text
+from .._engine.commands import Delivery
+from .._leases.grant import Grant
+from .._leases.lease import GuardingLease
+from .._leases.settings import HELD, LeaseState
 from .._scripts.constants import Renewed
 from .._transport.call import Call
-from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
+from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, UndoFailed, UnknownStep, WrongKeyType
 
 if TYPE_CHECKING:
+    from .._acquire.resource import Resource
+    from .._client.replies import Argument
+    from .._leases.deadlines import Sent
     from .._leases.grant import Grant
-    from .._leases.in_flight import Sent
     from .._leases.manager import GrantManager
 
 MAX_BYTES = 65_536
@@ -263,3 +278,363 @@ def _dump(value: object, what: str) -> bytes:
             f"{what} must have at most {MAX_BYTES:,} bytes as JSON, not {len(found):,}: record a reference"
         )
     return found
+
+
+# -- Undo steps, run to their end within a time, whatever happens to the task that waits for them; errors are collected
+#
+# Each step runs in a task of its own, so a cancellation only reaches the waiting task, which keeps waiting and
+# re-raises it afterwards. A cancelled anyio scope repeats its cancellation at every await; a shielded scope around
+# the wait keeps that from spinning the loop. Native cancellations pass through a shield, each once.
+
+
+UndoStep: TypeAlias = Callable[..., Awaitable[object]]
+"""A coroutine function that undoes one step of some work."""
+F = TypeVar("F", bound=UndoStep)
+
+GRACE = 1.0
+"""Seconds for a step to end after it ran out of time and was cancelled. After that it is left behind."""
+
+_left_behind: set[asyncio.Task[object]] = set()
+"""Steps that did not end although they were cancelled. The event loop itself does not keep them alive."""
+
+
+class UndoSteps(Mapping[str, UndoStep]):
+    """Undo steps by name: what a process can run for another one that crashed.
+
+    The names are stored on the server, so keep them when the functions are renamed; and keep a step as long as it
+    may be recorded somewhere. Any Mapping of names to coroutine functions will do as well.
+
+    Example:
+        ```python
+        from redis_sync_aio.types import UndoSteps
+
+        steps = UndoSteps()
+
+        @steps.step("refund")
+        async def refund(*, order_id: int) -> None:
+            await payments.refund(idempotency_key=f"refund-{order_id}")
+        ```
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[str, UndoStep] = {}
+
+    def step(self, name: str) -> Callable[[F], F]:
+        """Return a decorator that registers a coroutine function under ``name``, and leaves it as it is.
+
+        Raises:
+            TypeError: The name is not text, or what is decorated is not a coroutine function.
+            ValueError: The name is taken, or empty.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f'a step needs a name, as in @steps.step("refund"), not {shown(name)}')
+        if not name or name in self._steps:
+            raise ValueError(f"the name of a step must be new and not empty, not {shown(name)}")
+
+        def register(function: F) -> F:
+            self._steps[name] = check_function(function, name)
+            return function
+
+        return register
+
+    def __getitem__(self, name: str) -> UndoStep:
+        return self._steps[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+def check_function(function: F, what: str) -> F:
+    """Return ``function``; raise TypeError unless it is a coroutine function, or an object that is called as one."""
+    if not is_async(function):
+        raise TypeError(f"the undo step {what} must be a coroutine function (async def), not {shown(function)}")
+    return function
+
+
+def check_arguments(function: Callable[..., object], what: str, /, *args: object, **kwargs: object) -> None:
+    """Raise TypeError unless ``function`` takes these arguments. Once it has to run it is too late for that."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # written in C, so its arguments are unknown
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"the undo step {what} cannot be called like this: {error}") from None
+
+
+def check_registry(registry: Mapping[str, UndoStep]) -> Mapping[str, UndoStep]:
+    """Return ``registry``; raise TypeError unless it maps names to coroutine functions."""
+    if not isinstance(registry, Mapping):
+        raise TypeError(f"expected UndoSteps, or a dict of names and coroutine functions, not {shown(registry)}")
+    for name, function in registry.items():
+        check_function(function, name)
+    return registry
+
+
+def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: str) -> None:
+    """Raise UnknownStep unless all ``names``, which the record of ``lock`` has, are registered."""
+    unknown = tuple(dict.fromkeys(name for name in names if name not in registry))
+    if unknown:
+        raise UnknownStep(name=lock, steps=unknown, known=tuple(sorted(registry)))
+
+
+class UndoRunner:
+    """Runs steps one after the other for the current task, which may be cancelled meanwhile.
+
+    ``cancelled`` is the first cancellation that arrived, ``errors`` are those of the steps. ``stop`` is the first one
+    that is no Exception, such as KeyboardInterrupt: it is raised when the other steps have run.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self.cancelled: asyncio.CancelledError | None = None
+        self.stop: BaseException | None = None
+        self.errors: list[Exception] = []
+        self.count = 0
+
+    async def run(self, what: str, work: Coroutine[Any, Any, object]) -> bool:
+        """Run one step to its end; return whether it succeeded."""
+        self.count += 1
+        overdue = False
+        task = asyncio.get_running_loop().create_task(work, name=f"redis_sync_aio undo {what}")
+        with anyio.CancelScope(shield=True):
+            await self._wait(task, self._timeout)
+            overdue = not task.done()
+            if overdue:
+                task.cancel()
+                await self._wait(task, GRACE)
+        error = _error(task, what, self._timeout if overdue else None)
+        if isinstance(error, Exception):
+            self.errors.append(error)
+        else:
+            self.stop = self.stop or error
+        return error is None
+
+    async def _wait(self, task: asyncio.Task[object], seconds: float) -> None:
+        ends = now() + seconds
+        while not task.done() and (left := ends - now()) > 0:
+            try:
+                await asyncio.wait([task], timeout=left)
+            except asyncio.CancelledError as error:
+                self.cancelled = self.cancelled or error  # the wait is bounded, and the caller re-raises it
+
+    def failure(self, *, lock: str = "", after: str = "") -> UndoFailed | None:
+        """Return the errors as one error, and log it; None if there are none. See `UndoFailed.of_steps`."""
+        if not self.errors:
+            return None
+        failed = UndoFailed.of_steps(self.errors, steps=self.count, lock=lock, after=after)
+        logs.undo_failed(failed, failed.message)
+        return failed
+
+
+def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> BaseException | None:
+    if not task.done():
+        _left_behind.add(task)
+        task.add_done_callback(_ended_late)
+        assert overdue is not None  # only a time limit leaves a task unfinished
+        return UndoFailed.too_long(what, seconds=overdue, ended=False)
+    if task.cancelled():
+        if overdue is not None:
+            return UndoFailed.too_long(what, seconds=overdue, ended=True)
+        return UndoFailed.cancelled(what)
+    return task.exception()
+
+
+def _ended_late(task: asyncio.Task[object]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logs.undo_ended_late(error, task.get_name())
+
+
+async def undo_recorded(lease: Grant, record: WorkRecord, function: UndoStep, step: Step) -> None:
+    """Run a recorded step, and record that it was run. After a crash in between it is run once more."""
+    await function(**step.arguments)
+    await record.undone(lease, step)
+
+
+async def compensate(lease: Grant, record: WorkRecord, registry: Mapping[str, UndoStep], timeout: float) -> None:
+    """Run the recorded steps in reverse and clear the record; see `RobustLease.compensate`."""
+    check_names((step.name for step in record.steps), check_registry(registry), lease.name)
+    undoing = UndoRunner(timeout)
+    for step in reversed(tuple(record.steps)):
+        if undoing.cancelled is not None or not lease.remaining() or record.superseded:
+            break  # the rest stays recorded for the next holder
+        await undoing.run(step.name, undo_recorded(lease, record, registry[step.name], step))
+    failure = undoing.failure(lock=lease.name)
+    if undoing.cancelled is not None:
+        if failure is not None:
+            undoing.cancelled.add_note(f"redis_sync_aio: {failure}")
+        raise undoing.cancelled  # the same object: anyio knows its own by the message
+    if undoing.stop is not None:
+        raise undoing.stop
+    lease.check()
+    if failure is not None:
+        raise failure
+    if not undoing.count:
+        record.check_writer(lease)
+        await record.clear(lease)
+
+
+# -- Grants and leases of robust locks, with a record of the protected work. See `_recovery.record` ------------
+
+
+class RobustGrant(Grant):
+    """A grant of a robust lock, with the record of the protected work."""
+
+    record: WorkRecord | None = None
+    """The record; None until its adoption is sent, which is before the acquisition returns."""
+
+    def writable(self) -> WorkRecord:
+        """Return the record for a write. Raises LeaseLost, NotHeld or StaleWriter."""
+        assert self.record is not None  # it was adopted before the lease was handed out
+        self.record.check_writer(self)
+        return self.record
+
+    def release_args(self) -> tuple[Argument, ...]:
+        """Return the trailing arguments of its release: the writer of the record, and whether it must be kept."""
+        return () if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
+
+
+class RobustLease(GuardingLease):
+    """A lease of an `AsyncRobustLock`. Its record outlives it if it ends without a clean release.
+
+    It is a [`GuardingLease`][redis_sync_aio.types.GuardingLease], and has all that such a lease has.
+    """
+
+    def __init__(self, grant: RobustGrant, maker: ReferenceType[object]) -> None:
+        """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
+        super().__init__(grant, maker)
+        self._robust = grant
+
+    @property
+    def abandoned(self) -> Abandoned | None:
+        """The work that the last holder left behind. None: it ended by a clean release.
+
+        A release is not clean in three cases: the body of ``async with`` ended by an exception, undo steps are left, or
+        another lease of the same identity has adopted the record since.
+
+        The value is what was found at the grant, and does not change. If the same identity acquires the lock again,
+        that lease finds under `progress` what this one has recorded since.
+        """
+        record = self._robust.record
+        return None if record is None else record.abandoned
+
+    @property
+    def progress(self) -> dict[str, Json] | None:
+        """The progress that was recorded last, by this lease or by an abandoned one before it. None: none was.
+
+        It changes with each `record` of this lease that the server has confirmed.
+        """
+        record = self._robust.record
+        return None if record is None else record.progress
+
+    async def record(self, progress: Mapping[str, object]) -> None:
+        """Record how far the work has come, so that the next holder knows if this one ends without a release.
+
+        It replaces what was recorded before, and a clean release deletes it. It is written in one command together with
+        a renewal (if the lock renews its leases), and only if the lease still holds. Undo steps are kept apart. One
+        round trip.
+
+        Args:
+            progress: A dict that JSON can represent, at most 65,536 bytes.
+
+        Raises:
+            TypeError, ValueError: JSON cannot represent it, or it is too large or nested more than 100 levels deep.
+                Nothing was sent.
+            LeaseLost: The lease was lost already. Nothing was recorded.
+            NotHeld: The lease was released.
+            StaleWriter: Another lease of the same identity adopted the record later. Nothing was recorded.
+            CommandRefused: The server answered with an error.
+            Unreachable: The server did not answer. The progress may or may not be recorded.
+
+        On cancellation the recording goes on in the background.
+
+        Example:
+            ```python
+            from redis_sync_aio import AsyncRobustLock
+
+            async with AsyncRobustLock(redis, "order:7") as lease:
+                if lease.abandoned:
+                    await finish_or_undo(lease.progress)
+                await lease.record({"charged": 120})
+            ```
+        """
+        await self._robust.writable().set_progress(self._robust, progress)
+
+    async def compensate(self, steps: Mapping[str, UndoStep], *, timeout: Seconds = 10.0) -> None:
+        """Run the undo steps that an abandoned holder has recorded, in reverse order, and clear the record.
+
+        Each step is removed from the record after it ran, and the progress with the last one. A crash or a loss of the
+        lease in the middle therefore leaves the rest to the next holder. A step may run although the action that it
+        undoes did not happen, and it may run twice: write steps that do no harm then. A step that fails stays in the
+        record, even after a release, and the others are run.
+
+        Call this before the own work of the lease begins: it would undo that, too.
+
+        Args:
+            steps: Functions by name, as `UndoSteps`. All names that are recorded must be there.
+            timeout: How long each step may take, the recording of its end included: seconds or timedelta.
+
+        Raises:
+            UnknownStep: A name is missing. Nothing was run.
+            UndoFailed: Some steps raised, or took too long; a group of their errors.
+            TypeError, ValueError: An argument is bad. Nothing was run.
+            LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: As for `record`.
+
+        On cancellation the present step is finished (within ``timeout``) and recorded. Then the cancellation goes on.
+        """
+        grant = self._robust
+        await compensate(grant, grant.writable(), steps, positive_seconds(timeout, "timeout"))
+
+    async def clear_record(self) -> None:
+        """Delete progress and undo steps, as a clean release would. Errors and cancellation are those of `record`."""
+        await self._robust.writable().clear(self._robust)
+
+
+def robust_grant_of(lease: RobustLease) -> RobustGrant:
+    """Return the grant that ``lease`` is the face of."""
+    return lease._robust
+
+
+async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeout: float | None) -> RobustGrant | None:
+    """Await a grant of a robust lock, and adopt its record. A grant that is not adopted is given back.
+
+    Both have ``timeout`` seconds. A grant that came in time has the time of one more answer.
+    """
+    ends = math.inf if timeout is None else now() + timeout
+    lease = await granting
+    if lease is None:
+        return None
+    assert isinstance(lease, RobustGrant)  # the request asked for one
+    record = lease.record = WorkRecord(resource.hub.manager)
+    try:
+        await record.adopt(lease, max(ends, now() + lease.manager.settings.response_timeout))
+    except BaseException:
+        undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
+        raise
+    return lease
+
+
+def _not_adopted(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
+    """Give back a grant whose adoption was cancelled, refused or lost, or got no answer.
+
+    The release follows the adoption on the wire, and puts back the record that the adoption may have replaced.
+    """
+    lease.interrupted = True
+    lease.joined |= record.superseded  # by another lease of the identity, which still has it
+    if lease.identity is not None:
+        _withdraw(resource, lease, record)
+    resource.decline(lease)
+
+
+def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
+    """Make the lease that adopted the record before this one its writer again, if the identity has one."""
+    manager, time = resource.hub.manager, now()
+    words = (lease.fence, lease.ttl_ms, record.writer, 1)
+    delivery = Delivery(time, time + manager.settings.retry_for, manager.releases.in_flight.finished)
+    call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, delivery)
+    manager.releases.in_flight.started(call)

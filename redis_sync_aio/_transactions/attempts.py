@@ -16,8 +16,8 @@ from typing import Literal, NoReturn
 from redis.asyncio import Redis
 
 from .._client.checkout import Encodables
-from .._client.error_replies import is_transient
-from .._client.retry import RETRY
+from .._client.replies import is_transient
+from .._client.settings import RETRY
 from .._core.clock import now
 from .._core.display import listed, text
 from ..errors import (
@@ -30,12 +30,8 @@ from ..errors import (
     Unreachable,
     WrongContext,
 )
-from .body import BodyScope
-from .commit_marker import CommitMarker
-from .exec_replies import ExecUnanswered, Replies
-from .handle import Transaction
-from .options import Committed, TransactionOptions
-from .turn import Turn, TurnCheck
+from .exec_replies import CommitMarker, ExecUnanswered, Replies
+from .handle import BodyScope, Committed, Transaction, TransactionOptions, Turn, TurnCheck
 from .watch_session import WatchSession
 
 

@@ -5,23 +5,133 @@ The conversation with the server is that of `watch_session`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+import asyncio
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import redis.exceptions
+from redis.asyncio import Redis
 from redis.commands import AsyncCoreCommands
 
 from .._client.checkout import NEVER_DECODE, Encodables
-from .._client.settings import encode
+from .._client.cluster import Topology
+from .._client.replies import Reply, is_transient
+from .._client.settings import AFTER_CONFLICT, RETRY, Same, encode
 from .._core.arguments import Name
-from ..errors import TransactionMisuse
-from .command_flags import CONTROL, blocks, changes_session, first_word, known_to_read, only_reads, without_effect
-from .exec_replies import Command, ExecUnanswered, Replies
-from .queued_reply import QueuedReply
-from .watch_session import WatchSession
+from .._core.backoff import Backoff
+from .._core.cancellation import redeliver_cancellation, undo_in, wait_shielded
+from .._core.clock import now
+from .._core.display import text
+from ..errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
+from .exec_replies import (
+    CONTROL,
+    Command,
+    ExecUnanswered,
+    QueuedReply,
+    Replies,
+    blocks,
+    changes_session,
+    first_word,
+    known_to_read,
+    only_reads,
+    without_effect,
+)
+from .watch_session import Precheck, Wait, WatchSession
+
+# -- The options of a transaction, and its result --------------------------------------------------------------
+
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Generic[T]):
+    """A transaction that was committed, and what it took.
+
+    Attributes:
+        value: The result of the body. None if the body is that of a loop, which has no result.
+        replies: The replies to the queued commands, in order, as the client gives them. None if ``recovered``.
+        attempts: How often the body ran, the last time included.
+        conflicts: How many attempts were not committed because another client had changed a watched key.
+        elapsed: Seconds from the call to the commit.
+        escalated: Whether conflicts made it wait for a turn of its own (``escalate_after``).
+        recovered: Whether the answer to EXEC was lost and the marker told that it was executed (``exactly_once``). It
+            is not known then whether a command failed when it ran.
+    """
+
+    value: T
+    replies: Replies | None
+    attempts: int
+    conflicts: int
+    elapsed: float
+    escalated: bool = False
+    recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionOptions:
+    """The checked options of a transaction."""
+
+    keys: tuple[bytes, ...]
+    prefix: bytes
+    """The beginning of keys that are written next to the caller's."""
+    attempts: int
+    timeout: float | None
+    backoff: Backoff
+    idempotent: bool
+    exactly_once: bool
+    escalate_after: int | None
+
+
+# -- Taking turns: after some conflicts a transaction queues up with the others instead of racing them ---------
+#
+# The turn decides nothing: EXEC does. So transactions without turns mix with those that take turns, and a turn whose
+# lease was lost does no harm. A turn only makes conflicts unlikely.
+
+
+class Turn(Protocol):
+    """The turn on the keys of one transaction: a lease of a fair lock."""
+
+    keys: tuple[bytes, ...]
+    """The keys that exist while a transaction has the turn."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it was taken, and lasts."""
+        ...
+
+    async def take(self, timeout: float | None) -> None:
+        """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""
+
+    def give_back(self) -> None:
+        """Give the turn back, if it was taken."""
+
+
+class TurnCheck:
+    """A precheck that looks whether somebody has the turn, and then takes our own."""
+
+    keys = ()
+
+    def __init__(self, turn: Turn, take: Wait) -> None:
+        self._asks = not turn.held
+        self._turns = turn.keys
+        self._take = take
+
+    def commands(self) -> Sequence[Encodables]:
+        """Return the commands that tell whether somebody has the turn; none when it is ours."""
+        return [("EXISTS", *self._turns)] if self._asks else ()
+
+    def verify(self, replies: Sequence[Reply]) -> Wait | None:
+        """Return the taking of our turn if somebody has it."""
+        return self._take_turn if any(replies) else None
+
+    async def _take_turn(self) -> None:
+        await self._take()
+        self._asks = False
 
 
 class TransactionState(Enum):
@@ -213,3 +323,197 @@ class Transaction(AsyncCoreCommands):
         self._state = TransactionState.ENDED
         if not self._busy:  # else a task that the body left behind uses it, and gives it back
             await self._session.give_back(drop)
+
+
+# -- The body of a transaction: one at a time for each task and pool, and the fate of the connection when it fails
+
+
+_inside: WeakKeyDictionary[asyncio.Task[Any], list[Same]] = WeakKeyDictionary()
+"""The connection pools on which each task runs the body of a transaction."""
+
+
+class BodyScope:
+    """One body that runs in the current task. Raises TransactionMisuse inside another body on the same pool."""
+
+    def __init__(self, client: Redis) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        pools = _inside.setdefault(task, [])
+        pool = Same(client.connection_pool)
+        if pool in pools:
+            raise TransactionMisuse.nested()
+        pools.append(pool)
+        self._pools = pools
+        self._pool = pool
+        self._cancelling = task.cancelling()
+
+    def end(self) -> None:
+        """Note that the body is over, in whatever task."""
+        self._pools.remove(self._pool)
+
+    async def failed(self, tx: Transaction, error: BaseException) -> None:
+        """Give the connection back after ``error``. A cancellation meanwhile must not hide that (P7)."""
+        cancelled = isinstance(error, asyncio.CancelledError)
+        try:
+            await tx._end(drop=cancelled)
+        except asyncio.CancelledError as again:
+            if cancelled or error is tx._session.error or asyncio.current_task() is None:
+                raise
+            redeliver_cancellation(again, self._cancelling)
+
+
+# -- Guarded commits: writes that are made only if a lease still holds at that moment, by the server's word ----
+#
+# A holder that is stopped for longer than its lease does not know, and no check on its own clock can help: it may be
+# stopped right after the check. So the lock's key is watched, its token compared, and the writes follow in MULTI …
+# EXEC: when somebody else was granted the lock in between, EXEC does nothing.
+
+
+class CommitGuard(Precheck, Protocol):
+    """The condition of a commit: the lease on the lock ``name`` holds at that moment."""
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        ...
+
+    @property
+    def retry_for(self) -> float:
+        """Seconds for which a commit is tried."""
+        ...
+
+    @property
+    def response_timeout(self) -> float | None:
+        """Seconds for which an answer may be waited for; None: as the client says."""
+        ...
+
+    @property
+    def exit_timeout(self) -> float:
+        """Seconds for which a commit goes on after a cancellation."""
+        ...
+
+    def check(self) -> None:
+        """Raise LeaseLost or NotHeld when it does not hold by our own clock."""
+        ...
+
+    def committing(self, number: int, /) -> None:
+        """Note that so many more commits are in flight (negative: fewer)."""
+        ...
+
+
+class GuardedTransaction(Transaction):
+    """A transaction that is committed only if a lease still holds; made by `Lease.transaction`.
+
+    Attributes:
+        replies: The replies to the queued commands, in order. None before the end of the ``async with``, and if it
+            was not committed.
+    """
+
+    _needs_watch = False
+    replies: Replies | None = None
+
+    def __init__(self, servers: Topology, guard: CommitGuard) -> None:
+        self._guard = guard
+        super().__init__(
+            WatchSession(
+                servers.client_of(*guard.keys),
+                (),
+                precheck=guard,
+                response_timeout=guard.response_timeout,
+                patience=lambda: guard.retry_for,
+            )
+        )
+        self._state = TransactionState.NEW
+
+    async def __aenter__(self) -> Self:
+        if self._state is not TransactionState.NEW:
+            raise TransactionMisuse.entered_twice()
+        self._guard.check()
+        self._begun = now()
+        self._body = BodyScope(self._session.client)
+        self._state = TransactionState.READING
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._body.end()
+        if error is not None:
+            await self._body.failed(self, error)
+            return
+        try:
+            self._check_commit()
+        except SyncError:
+            await self._end(drop=False)
+            raise
+        self._guard.committing(1)
+        # The body has had its effects, so a cancellation does not keep its writes from being made.
+        loop = asyncio.get_running_loop()
+        committing = loop.create_task(self._commit_while_held(), name="redis_sync_aio commit")
+        try:
+            await wait_shielded(committing, self._guard.exit_timeout)
+        except BaseException:
+            undo_in(loop, committing.cancel)  # it runs if this coroutine is closed
+            if not self._session.in_doubt:
+                self._guard.committing(-1)  # else EXEC may still be in flight, which stays noted
+            await self._end(drop=not committing.done())
+            raise
+        self._guard.committing(-1)
+        await self._end(drop=False)
+
+    async def _commit_while_held(self) -> None:
+        """Commit, and again the same commands as long as nothing was done and the lease holds.
+
+        A renewal, or another holder's permit, changes the watched key, too. So an EXEC that did nothing says only that
+        the token has to be compared again. Bounded by ``retry_for`` of the coordinator, and by the
+        deadline of the lease: `check` looks at the clock.
+        """
+        session, ends = self._session, now() + self._guard.retry_for
+        failures, touched = iter(RETRY), iter(AFTER_CONFLICT)
+        conflicts = 0
+        while True:
+            try:
+                self._guard.check()
+                if not session.watched:
+                    await session.send([])
+                outcome = await session.execute(self._queue)
+            except SyncError as error:
+                delay = next(failures)
+                late = now() + delay >= ends
+                if error is not session.error or not is_transient(error) or self._named() or late:
+                    raise
+                session.error = None
+                await session.begin_again()
+                await asyncio.sleep(delay)
+                continue
+            if isinstance(outcome, ExecUnanswered):
+                raise self._unknown() from outcome.cause
+            if outcome is not None:
+                self.replies = outcome
+                return
+            conflicts += 1
+            await session.begin_again()
+            delay = next(touched)
+            if self._named() or now() + delay >= ends:
+                await self._blame(conflicts)
+            await asyncio.sleep(delay)
+
+    async def _blame(self, conflicts: int) -> NoReturn:
+        """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""
+        named = self._named()
+        self._session.watch_only(self._guard.keys)
+        await self._session.send([])
+        raise Conflict(
+            lease=self._guard.name,
+            attempts=1,
+            conflicts=conflicts,
+            elapsed=now() - self._begun,
+            keys=tuple(map(text, named)),
+        )
+
+    def _named(self) -> list[bytes]:
+        """Return the keys that the body named to be watched."""
+        return list(self._session.keys)[len(self._guard.keys) :]
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(lease=self._guard.name, attempts=1, keys=tuple(map(text, self._session.keys)))

@@ -16,12 +16,9 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from .._client.checkout import EXEC, MULTI, OUT_OF_REACH, CheckedOut, Encodables, Pack, checkout, packer
-from .._client.cluster import SlotMoved
-from .._client.error_replies import TRANSIENT, answered
-from .._client.pool_queue import in_turn
-from .._client.resp import Reply
-from .._client.topology import slot_of
+from .._client.checkout import EXEC, MULTI, OUT_OF_REACH, CheckedOut, Encodables, Pack, checkout, in_turn, packer
+from .._client.cluster import SlotMoved, slot_of
+from .._client.replies import TRANSIENT, Reply, answered
 from .._core.clock import now
 from .._core.display import listed, text
 from ..errors import SyncError, TransactionMisuse, Unreachable

@@ -1,19 +1,31 @@
-"""One open connection: it takes bytes in, and gives replies and pushes out. It has no policy and never waits."""
+"""The connection of a link: one that is open, its first commands, and how it is opened."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 import hiredis
+import redis.exceptions
+from redis.asyncio import Redis
 
-from .._client.fork import dead_end
-from .._client.redis_py import AdoptedConnection, hang_up
-from .._client.resp import Reply, ReplyError, Words, pack
+from .._client.redis_py import AdoptedConnection, dead_end, hang_up, open_connection
+from .._client.replies import Reply, ReplyError, Words, pack
+from .._core import logs
+from .._core.cancellation import cancellations, cancelled
 from .._core.clock import now
+from .._core.display import text
+from .._core.keys import Endpoint, inbox_pattern
+from .._scripts import load
+from ..errors import PushUnavailable
+from . import call as failures
 from .call import Call, not_understood
-from .dialogues import Converse, DialogueQueue, Exchange
+from .executor import Converse, DialogueQueue, Exchange
+from .outage import FIRST_CONTACT, RECONNECT, RESPITE, Outage, has_answered, is_refused, note_answer
 
 FLUSH_AFTER = 50
 """Commands that are written together in mid-turn: the server starts on them while we pack the others."""
@@ -254,3 +266,331 @@ def _resolve(future: Call | Exchange | asyncio.Future[Reply], reply: Reply) -> N
         future.exception()  # retrieved, as nobody awaits some replies of a handshake
     else:
         future.set_result(reply)
+
+
+# -- The first commands on each connection of a link, and the endpoint by which the server knows it from then on
+#
+# A server that restarts from a snapshot, or a replica that lagged when it was promoted, has an older queue: tickets
+# that this process was granted, or withdrew, long ago. Scripts take such tickets for alive while their inbox has a
+# listener, and would grant each of them for a whole `claim`, one after the other. So a link takes a new inbox
+# whenever the server's data have another history than the data behind the previous connection. Nobody listens to the
+# former inbox, so the next script drops all its tickets, and requests that still wait queue again
+# (`LinkOwner.link_up`).
+
+
+_LISTENERS = load("link/listeners")
+_NO_EVAL = re.compile(r"\beval\b", re.IGNORECASE)
+"""In an error reply that says that scripts are refused, and not a command in a script."""
+
+FORMER = 8
+"""Former inboxes that are remembered: a server may still have an old connection that listens to one."""
+
+T = TypeVar("T")
+
+_HISTORY = re.compile(rb"\bmaster_replid:([0-9a-f]+)")
+
+
+class Handshake:
+    """Sets up the connections of one link, one after the other."""
+
+    alone = True
+    """Whether no earlier connection can still have unread commands of ours."""
+
+    def __init__(self, endpoint: Endpoint, response_timeout: float) -> None:
+        self.endpoint = endpoint
+        self.response_timeout = response_timeout
+        self.inbox = endpoint.inbox
+        self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
+        self._history = b""  # of the data behind the previous connection; empty if it is not known
+        self._newest: tuple[object, int | None] | None = None  # newest connection: its address, and its id there
+        self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def perform(self, connection: Connection) -> None:
+        """Switch to RESP3, subscribe to the inbox and prove that messages arrive; retire the previous connection."""
+        hello, client_id = connection.ask((b"HELLO", 3)), connection.ask((b"CLIENT", b"ID"))
+        history = connection.ask((b"INFO", b"replication"))
+        if not connection.named:
+            _ignored(connection.ask((b"CLIENT", b"SETNAME", self.endpoint.shown)))
+        if self._newest is not None:  # else no server has a ticket of ours, so there is no need to wait
+            await self._follow(history)
+        listeners = await self._subscribe(connection, hello)
+        if self._newest is None:
+            self._history = await self._history_of(history)
+        else:
+            self.alone = (listeners == 1 and not self._former) or await self._retire(connection, self._newest)
+        self._newest = connection.leads_to, await self._client_id(client_id)
+
+    async def _answer(self, answer: asyncio.Future[T]) -> T:
+        """Return an answer, or raise the error in it; raise ConnectionError if it is overdue."""
+        try:
+            async with asyncio.timeout(self.response_timeout):
+                return await answer
+        except TimeoutError:
+            overdue = f"no answer for {self.response_timeout:g} seconds while the connection was set up"
+        raise redis.exceptions.ConnectionError(overdue)
+
+    async def _follow(self, answer: asyncio.Future[Reply]) -> None:
+        """Take a new inbox unless the server has the data that were behind the previous connection."""
+        history = await self._history_of(answer)
+        if not history or history != self._history:
+            self._former.append(self.inbox)
+            self.endpoint = self.endpoint.again()
+            self.inbox = self.endpoint.inbox
+        self._history = history
+
+    async def _subscribe(self, connection: Connection, hello: asyncio.Future[Reply]) -> int:
+        """Subscribe to the inbox; return the number of connections that listen to it.
+
+        Scripts may reach another server than the subscription: a proxy in front of a cluster chooses a node for each.
+        Then no script knows whether a waiter still listens, so waiters have to poll.
+        """
+        self._heard = asyncio.get_running_loop().create_future()
+        subscribed = connection.ask((b"SUBSCRIBE", self.inbox))
+        counted = connection.ask((b"EVAL", _LISTENERS.source, 0, self.inbox))
+        _ignored(connection.ask((b"SUBSCRIBE", self.endpoint.presence)))
+        rights = f"SUBSCRIBE and PUBLISH on {text(inbox_pattern(self.inbox))}"
+        listeners: Reply = None
+        for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (counted, rights)):
+            try:
+                listeners = await self._answer(answer)
+            except ReplyError as error:
+                if answer is not counted or not _NO_EVAL.search(str(error)):
+                    raise failures.not_allowed(str(error), what) from error
+                listeners = await self._published(connection, rights)
+        if not listeners:
+            raise PushUnavailable.counted_elsewhere(text(inbox_pattern(self.inbox)))
+        await self._answer(self._heard)
+        return int(listeners)
+
+    async def _published(self, connection: Connection, rights: str) -> Reply:
+        """Publish to the inbox where scripts are refused; return how many connections got the message."""
+        try:
+            return await self._answer(connection.ask((b"PUBLISH", self.inbox, b"")))
+        except ReplyError as error:
+            raise failures.not_allowed(str(error), rights) from error
+
+    async def _retire(self, connection: Connection, newest: tuple[object, int | None]) -> bool:
+        """Kill the previous connection if this server still has it; return whether only this one is left.
+
+        Only then can no earlier command of ours be executed any more.
+        """
+        leads_to, client_id = newest
+        with suppress(ReplyError):
+            listeners = await self._listeners(connection)
+            # At another server the id belongs to another client. If no other connection listens, this may be another
+            # server, too: after a restart.
+            if listeners > 1 and client_id is not None and leads_to == connection.leads_to:
+                await self._answer(connection.ask((b"CLIENT", b"KILL", b"ID", client_id)))
+                listeners = await self._listeners(connection)
+            return listeners == 1
+        return False
+
+    async def _listeners(self, connection: Connection) -> int:
+        """Return the number of connections that listen to this inbox or a former one, without patterns."""
+        answer = await self._answer(connection.ask((b"PUBSUB", b"NUMSUB", self.inbox, *self._former)))
+        return sum(answer[1::2])
+
+    async def _history_of(self, answer: asyncio.Future[Reply]) -> bytes:
+        """Return the id of the history of a server's data; empty if the user may not ask for it."""
+        with suppress(ReplyError):
+            found = _HISTORY.search(bytes(await self._answer(answer)))
+            return found[1].strip(b"0") if found else b""
+        return b""
+
+    async def _client_id(self, answer: asyncio.Future[Reply]) -> int | None:
+        """Return the id of a connection; None if the user may not ask for it."""
+        with suppress(ReplyError):
+            return int(await self._answer(answer))
+        return None
+
+    def forget(self) -> None:
+        """Take a new inbox on the next connection: an abandoned ticket may be left in a queue."""
+        self._history = b""
+
+    def hear(self) -> None:
+        """Note that the message arrived that proves the subscription."""
+        if not self._heard.done():
+            self._heard.set_result(None)
+
+    def fail(self, connection: Connection, error: Exception) -> None:
+        """End the handshake on ``connection``, which was lost."""
+        for future in (*connection.pending, self._heard):
+            if isinstance(future, asyncio.Future) and not future.done():
+                future.set_exception(error)
+                future.exception()
+
+
+def _ignored(answer: asyncio.Future[Reply]) -> None:
+    """Ignore the answer, and an error in it: what was asked for is not needed."""
+    answer.add_done_callback(lambda it: it.cancelled() or it.exception())
+
+
+# -- The part of a link that connects: it opens and sets up connections until one can be used, or is refused for good
+
+
+LASTED = 1.0
+"""Seconds after which a connection that is lost may be replaced immediately."""
+
+
+class Connecting(Protocol):
+    """A link, as its connector knows it. Only ``check`` may raise."""
+
+    def new_connection(self, adopted: AdoptedConnection) -> Connection:
+        """Return a connection of the link over what redis-py has opened."""
+        ...
+
+    async def check(self, connection: Connection) -> None:
+        """Raise if a connection that is set up must not be used all the same."""
+
+    def connect(self) -> None:
+        """Start connecting again."""
+
+    def needs_connection(self) -> bool:
+        """Return whether a call, a lease or a request needs a connection."""
+        ...
+
+    def established(self, connection: Connection) -> None:
+        """Use ``connection`` from now on."""
+
+    def attempt_failed(self) -> None:
+        """Fail the calls whose time is up; another attempt follows after a pause."""
+
+    def nothing_answers(self, since: float, error: Exception) -> None:
+        """Fail the calls that are as old as ``since`` (local clock): no server has ever answered this link."""
+
+    def refused(self, error: Exception) -> None:
+        """Fail all calls and requests: connecting will never succeed."""
+
+    def broken(self, error: BaseException) -> None:
+        """Fail all calls: ``error`` is a defect that ended the attempts to connect."""
+
+
+class Connector:
+    """Connects one link, one connection after the other.
+
+    Invariant: at most one task connects at a time, and none does once the connector is closed.
+    """
+
+    def __init__(self, client: Redis, handshake: Handshake, connect_timeout: float, link: Connecting) -> None:
+        self._client = client
+        self._handshake = handshake
+        self._connect_timeout = connect_timeout
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._pauses = iter(RESPITE)  # while connections do not last
+        self._since = -1.0  # when the newest connection was established
+        self._closed = False
+        self.opening: Connection | None = None
+        """The connection that is being set up."""
+        self.outage = Outage(client)
+        self.error: Exception | None = None
+        """The reason that the latest connection, or attempt to connect, has failed."""
+        self.connections = 0
+        """Number of connections that were established."""
+
+    @property
+    def active(self) -> bool:
+        """Whether an attempt to connect, or the pause before the next one, is in progress."""
+        return self._task is not None
+
+    def start(self) -> None:
+        """Start connecting, unless that is in progress."""
+        if self._task is None and not self._closed:
+            # Not by the loop's factory: an eager task could end before ``self._task`` is set.
+            self.outage.begin()
+            self._task = asyncio.Task(self._connect(), loop=self._loop, name="redis_sync_aio link")
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Start again if the task was cancelled from outside and is still needed; report a defect."""
+        if task.cancelled():
+            # `asyncio.run` cancels all tasks at its end, and tasks that release then still need the connection.
+            if self._task is task:
+                self._task = None  # it was cancelled before it began
+            if self._link.needs_connection():
+                self._link.connect()
+        elif (error := task.exception()) is not None:
+            self._link.broken(error)
+            logs.raise_later(error, of_task=True)
+
+    async def _connect(self) -> None:
+        """Try until a connection is established, connecting is refused for good, or nobody needs it."""
+        try:
+            await self._pause_after_a_short_connection()
+            for delay in RECONNECT:
+                begun = now()
+                try:
+                    connection = await self._open()
+                except failures.REFUSED as error:
+                    self.error = error
+                    if not self._closed:  # else redis-py swallowed the cancellation
+                        self._link.refused(error)
+                    return
+                except (Exception, asyncio.CancelledError) as error:
+                    error = failures.not_from_outside(error, self._closed)
+                    self.error = self.outage.failed(error, self._connect_timeout)
+                    self._link.attempt_failed()
+                    if is_refused(error) and not has_answered(self._client):
+                        self._link.nothing_answers(begun - FIRST_CONTACT, self.error)
+                    if self._closed or not self._link.needs_connection():
+                        return
+                    await asyncio.sleep(delay)
+                else:
+                    self._established(connection)
+                    return
+        finally:
+            self._task = None
+            self.outage.rest()
+
+    async def _pause_after_a_short_connection(self) -> None:
+        if now() - self._since < LASTED:
+            await asyncio.sleep(next(self._pauses))
+        else:
+            self._pauses = iter(RESPITE)
+
+    async def _open(self) -> Connection:
+        # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
+        before = cancellations()
+        async with asyncio.timeout(self._connect_timeout):
+            adopted = await open_connection(self._client, self._handshake.response_timeout)
+            connection = self.opening = self._link.new_connection(adopted)
+            try:
+                if self._closed or cancellations() > before:  # redis-py may swallow one on Python < 3.12
+                    raise asyncio.CancelledError
+                await self._handshake.perform(connection)
+                self.outage.leads_to = connection.leads_to
+                await self._link.check(connection)
+            except BaseException:
+                connection.abort()
+                raise
+            finally:
+                self.opening = None
+        return connection
+
+    def _established(self, connection: Connection) -> None:
+        if not self.connections:
+            note_answer(self._client)
+        self.outage.end()
+        self.error = None
+        self._since = now()
+        self.connections += 1
+        self._link.established(connection)
+
+    def abandon(self) -> Connection | None:
+        """Stop without the event loop; return the connection that was being set up, which is the caller's to end."""
+        self._closed = True
+        opening, self.opening = self.opening, None
+        return opening
+
+    def stop(self) -> None:
+        """Stop connecting for good, without waiting for the end of the task."""
+        self._closed = True
+        if self._task is not None and self._task is not asyncio.current_task():  # that task may have been refused
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Stop connecting for good, and wait for the end of the task."""
+        task = self._task
+        self.stop()
+        await cancelled(task)

@@ -22,28 +22,225 @@ noticed within twice that time and a tick.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from redis.asyncio import Redis
 
-from .._client.error_replies import TRANSIENT, error_code, refusal, scripts_refused
 from .._client.redis_py import AdoptedConnection
-from .._client.resp import Reply
+from .._client.replies import TRANSIENT, Reply, error_code, refusal, scripts_refused
+from .._client.settings import health_check_interval_of
 from .._core import logs
 from .._core.clock import now
+from .._core.display import text
+from .._core.futures import Slices
 from .._core.keys import Endpoint, Keys
-from .._core.slices import Slices
 from ..errors import Unreachable
 from ..errors._base import copy_error
-from . import failures
-from .call import Call
-from .call_queue import CallQueue
-from .connection import ANSWERING, Connection
-from .connector import Connector
-from .dialogues import Converse, LocalInbox
-from .executor import LinkOptions, LinkOwner
-from .handshake import Handshake
-from .liveness import Liveness
+from . import call as failures
+from .call import Call, DeferredCalls
+from .connection import ANSWERING, BURST, Connection, Connector, Handshake
+from .endpoint import EndpointWatch
+from .executor import Converse, LinkOptions, LinkOwner, LocalInbox
+
+# -- The calls of a link that are not in flight: they wait for a connection, or for their next attempt ---------
+
+
+class CallQueue:
+    """Keeps the order of the calls about one name: what was sent first is sent again first.
+
+    Calls that ended meanwhile may still be in it; they are never sent.
+    """
+
+    def __init__(
+        self,
+        send_again: Callable[[Call], None],
+        send_behind: Callable[[Call], None],
+        in_use: Callable[[Connection], bool],
+    ) -> None:
+        self._send_again = send_again
+        self._in_use = in_use
+        self._loop = asyncio.get_running_loop()
+        self.deferred = DeferredCalls(self._loop, send_again, send_behind)
+        """Calls that the server refused for now, and what was sent about the same names since."""
+        self.unsent: deque[Call] = deque()
+        """Calls that wait for a connection."""
+        self.sending = False
+        """Whether unsent calls are being sent, some in each turn of the loop: new ones have to go behind them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.unsent or self.deferred.delayed)
+
+    def calls(self) -> Iterator[Call]:
+        """Return all calls."""
+        yield from self.unsent
+        yield from self.deferred.calls()
+
+    def send_unsent(self, connection: Connection) -> None:
+        """Send what waits for ``connection``, in several turns of the loop if that is much, while it is in use."""
+        self.sending = False
+        for _ in range(min(BURST, len(self.unsent)) if self._in_use(connection) else 0):
+            if not (call := self.unsent.popleft()).over:
+                call.sent = now()
+                self._send_again(call)
+        if self.unsent and self._in_use(connection):
+            self.sending = True
+            self._loop.call_soon(self.send_unsent, connection)
+
+    def put_back(self, unanswered: Iterable[tuple[Call, bool]]) -> None:
+        """Keep the calls of a connection that has ended, before all others.
+
+        Each comes with whether it may have been executed.
+        """
+        resend: list[Call] = []
+        for call, perhaps in unanswered:
+            if call.over:
+                continue
+            call.ambiguous |= perhaps
+            if call.at_most_once and perhaps:
+                call.fail(Unreachable.reply_lost(text(call.name)))
+            elif not self.deferred.join(call):
+                resend.append(call)
+        self.unsent.extendleft(reversed(resend))
+
+    def forget_ended(self) -> None:
+        """Drop unsent calls that have ended."""
+        self.unsent = deque(call for call in self.unsent if not call.over)
+
+    def hand_on(self, stays: Callable[[Call], bool]) -> None:
+        """Keep unsent calls that ``stays`` selects, and send the others again, which go to other links."""
+        unsent, self.unsent = self.unsent, deque()
+        for call in unsent:
+            if stays(call):
+                self.unsent.append(call)
+            elif not call.over:
+                self._send_again(call)
+
+    def take(self) -> list[Call]:
+        """Remove and return all calls that have not ended."""
+        calls = [call for call in (*self.unsent, *self.deferred.take()) if not call.over]
+        self.unsent.clear()
+        return calls
+
+
+# -- The check that the connection of a link still answers, in every tick while there is a reason for it -------
+
+
+MAX_TICK = 0.25
+"""Most seconds between two ticks."""
+
+RESTED = 2.0
+"""Seconds of silence after which a connection may have been dropped without notice, as by a NAT, when it is used."""
+PROMPT = 1.0
+"""Seconds that the first answer on a connection that has rested may take."""
+
+
+class Patience:
+    """The seconds that an answer may take: fewer when the connection has rested.
+
+    A ``health_check_interval`` of the client that is shorter than either limit takes its place.
+    """
+
+    def __init__(self, client: Redis, response_timeout: float) -> None:
+        interval = health_check_interval_of(client)
+        self.usual = response_timeout
+        self.prompt: float = min(PROMPT, interval, response_timeout)
+        self._rested = min(RESTED, interval)
+
+    def after(self, silence: float) -> float:
+        """Return the limit for a command that was sent after so many seconds of silence."""
+        return self.prompt if silence > self._rested else self.usual
+
+
+class Watched(Protocol):
+    """A link, as its ticks know it. None of its methods raises."""
+
+    def present_connection(self) -> Connection | None:
+        """Return the connection in use, if there is one."""
+        ...
+
+    def needed(self) -> bool:
+        """Return whether a lease or a request depends on pushes."""
+        ...
+
+    def drop(self, why: str) -> None:
+        """Give up the connection, and open another."""
+
+    def ping(self, connection: Connection) -> None:
+        """Ask the server for a sign of life."""
+
+    def tick(self, late: bool) -> None:
+        """Do what is due in every tick: fail the calls whose time is up, tell the log of outages.
+
+        ``late``: the event loop did not run for a while, so there may be replies that it has not read.
+        """
+
+    def goes_on(self) -> bool:
+        """Return whether another tick is needed."""
+        ...
+
+
+class Liveness:
+    """Notices overdue replies, silent connections and connections that no longer lead to the right server."""
+
+    def __init__(self, client: Redis, response_timeout: float, link: Watched) -> None:
+        self._patience = Patience(client, response_timeout)
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinged = 0.0  # local clock
+        self._due = math.inf  # the next tick, by the local clock
+        self._resumed = 0.0  # when a tick was late for the last time: what is waited for may not have been sent before
+        self._endpoint = EndpointWatch(client, link.drop)
+        self._stopped = False
+
+    def start(self) -> None:
+        """Tick from now on, until the link has nothing to look at."""
+        if self._timer is None and not self._stopped:
+            tick = min(MAX_TICK, self._patience.prompt / 4)
+            self._due = now() + tick
+            self._timer = self._loop.call_later(tick, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if late := now() > self._due + MAX_TICK:
+            self._resumed = now()
+        self._link.tick(late)
+        if (connection := self._link.present_connection()) is not None:
+            self._check(connection)
+        if self._link.goes_on():
+            self.start()
+
+    def _check(self, connection: Connection) -> None:
+        needed, time = self._link.needed, now()
+        oldest, heard = connection.oldest(self._pinged), connection.heard
+        if oldest is not None:
+            since = max(oldest, heard, self._resumed)
+            limit = self._patience.after(max(oldest, self._resumed) - heard)
+            if time - since > limit:
+                self._link.drop(f"no answer for {limit:g} seconds")
+        elif needed() and time - heard > self._patience.usual:
+            self._pinged = time
+            self._link.ping(connection)
+        self._endpoint.check(connection, connection.leads_to, needed)
+
+    def stop(self) -> None:
+        """Stop ticking for good, and cancel the check of the endpoint without waiting for its end."""
+        self._stopped = True
+        self._endpoint.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abandon(self) -> None:
+        """Start no more ticks: there is no event loop, or it is the parent's."""
+        self._stopped = True
+
+    async def close(self) -> None:
+        """Stop ticking for good, and wait for the end of the check of the endpoint."""
+        self.stop()
+        await self._endpoint.close()
 
 
 class Link:

@@ -1,15 +1,16 @@
-"""Outages: the pauses between attempts to connect, and the messages for the log."""
+"""Outages of a server, and the first contact with it: pauses between attempts, and messages for the log."""
 
 from __future__ import annotations
 
 import redis.exceptions
+from redis.asyncio.sentinel import MasterNotFoundError
 
-from .._client.error_replies import error_code
+from .._client.replies import error_code
 from .._client.settings import RedisClient, address_of, uses_tls
 from .._core import logs
 from .._core.backoff import Backoff
 from .._core.clock import now
-from .failures import EXPECTED
+from .call import EXPECTED
 
 RECONNECT = Backoff(initial=0.02, cap=0.5)
 """Pauses between attempts to connect, from the first in each outage: a server that is back has to grant in a second."""
@@ -101,3 +102,42 @@ class Outage:
         if (self._warned or self._logged) and self._since is not None:
             logs.connection_restored(self.server(), now() - self._since)
         self._since, self._warned, self._logged = None, False, None
+
+
+# -- The first contact with a server: a wrong address, or a server that does not run, is reported within about a second
+#
+# ``retry_for`` of a coordinator is for outages of what has worked. Where nothing has answered yet, a command is not
+# repeated for that long while connections are refused: nothing listens there, or the name is not known. A connection
+# that is silent, or that is opened and then closed, is no refusal, nor is a server that is loading its data.
+
+
+FIRST_CONTACT = 1.0
+"""Seconds after which a command fails if an attempt to connect that began then is refused."""
+_NOT_REFUSED = (
+    TimeoutError,
+    redis.exceptions.TimeoutError,
+    ConnectionResetError,
+    ConnectionAbortedError,
+    BrokenPipeError,
+)
+_answered: set[str] = set()
+"""Addresses at which a server has answered this process. (All shards of a cluster have that of the cluster.)"""
+
+
+def has_answered(client: RedisClient) -> bool:
+    """Return True if a server has answered at the address of ``client``."""
+    return address_of(client) in _answered
+
+
+def note_answer(client: RedisClient) -> None:
+    """Note that a server answers at the address of ``client``."""
+    _answered.add(address_of(client))
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Return True if ``error`` says that no connection can be opened; Sentinel: that there is no primary."""
+    while error is not None and not isinstance(error, _NOT_REFUSED):
+        if isinstance(error, (OSError, MasterNotFoundError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -16,8 +16,7 @@ def main() -> None:
     try:
         # Not on top: the demo's worker processes import this package too, and need neither typer nor rich.
         from ._app import app
-        from ._failures import BUG, USAGE
-        from ._output import NAME, complain, print_traceback
+        from ._session import BUG, NAME, USAGE, complain, print_traceback
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in ("typer", "rich"):

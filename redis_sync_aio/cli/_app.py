@@ -12,11 +12,10 @@ from redis_sync_aio import __version__
 from . import _bench as bench
 from ._demo import command as demo
 from ._doctor import command as doctor
-from ._failures import COMMON_EXITS
-from ._look import forget, ls, release, show, top, watch
-from ._output import NAME
+from ._look import changes as watch
+from ._look import forget, ls, release, show, top
 from ._run import command as run
-from ._shared import with_shared
+from ._session import COMMON_EXITS, NAME, with_shared
 
 app: typer.Typer = typer.Typer(
     name=NAME,

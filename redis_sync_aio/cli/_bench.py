@@ -18,9 +18,7 @@ from rich.table import Table
 from redis_sync_aio import Coordinator
 from redis_sync_aio._core.keys import lock_keys
 
-from ._output import counted
-from ._session import Session, execute
-from ._shared import Shared
+from ._session import Session, Shared, counted, execute
 
 EXITS = {0: "it was measured"}
 PREFIX = "redis-sync-aio-bench"

@@ -1,27 +1,342 @@
-"""Connect to where the options lead, run a command there, and end with an exit code."""
+"""What all commands share: options, output, failures with their exit codes, and the session in which they run."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
 import logging
+import os
 import signal
+import ssl
 import sys
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, TextIO
 
 import typer
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SlaveNotFoundError
 from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisClusterException,
+    RedisError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from rich.console import Console
 
-from .._client.address import Address
-from ._failures import EXPECTED, INTERRUPTED, Failure, explained
-from ._output import Output, complain, end_output, print_traceback
-from ._shared import Shared
+from redis_sync_aio import CommandRefused, SyncError
+from redis_sync_aio.errors import PermissionDenied
+from redis_sync_aio.errors._base import page
+
+from .._client.address import Address, BadAddress, parse_address
+from .._core.keys import checked_prefix
+
+# -- Failures of commands: one line that says what to do, and the exit code for it -----------------------------
+
+
+USAGE: Final = 2
+UNREACHABLE: Final = 69
+"""EX_UNAVAILABLE of sysexits.h."""
+BUG: Final = 70
+"""EX_SOFTWARE."""
+DENIED: Final = 77
+"""EX_NOPERM."""
+INTERRUPTED: Final = 130
+EXPECTED: Final = (RedisError, RedisClusterException, SyncError, OSError)
+"""The errors that servers and networks cause; any other exception is a bug."""
+COMMON_EXITS: Final = {
+    USAGE: "wrong usage, or an address that cannot be read",
+    UNREACHABLE: "the server cannot be reached, or cannot serve now",
+    BUG: "a bug of this command",
+    DENIED: "the server refused the password, or a command",
+    INTERRUPTED: "ended by Ctrl-C",
+}
+"""Exit codes of every command."""
+
+
+class Failure(Exception):
+    """The end of a command by an error: one line for people, and the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def explained(error: BaseException, address: Address) -> Failure:
+    """Return what to tell the user about an error of a server, of the network or of this package."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return explained(error.exceptions[0], address)
+    where = address.shown
+    if isinstance(error, (AuthenticationError, AuthenticationWrongNumberOfArgsError)):
+        return Failure(f"{where} refused the login: {_reason(error)}. {_LOG_IN}", DENIED)
+    if isinstance(error, PermissionDenied):
+        return Failure(f"{where}: {_reason(error)}", DENIED)
+    if isinstance(error, (NoPermissionError, AuthorizationError)):
+        what = f"{where} refused a command: {_reason(error)}. The rights: {_RIGHTS}"
+        return Failure(what, DENIED)
+    if isinstance(error, CommandRefused) and error.code == "MOVED":
+        return Failure(f"{where} is one node of a cluster: use redis+cluster://{where}", UNREACHABLE)
+    if isinstance(error, CommandRefused):
+        return Failure(f"{where}: {_reason(error)}", UNREACHABLE)
+    if isinstance(error, (MasterNotFoundError, SlaveNotFoundError)):
+        # Their message shows the clients of all sentinels.
+        advice = "Check the service name and that Sentinel runs; during a failover, try again in some seconds"
+        return Failure(f"no primary was found for {where}. {advice}", UNREACHABLE)
+    if address.topology == "sentinel" and "unknown command 'sentinel'" in str(error).lower():
+        return Failure(f"cannot use {where}: that is no sentinel. For a server, use redis://HOST:PORT", UNREACHABLE)
+    if isinstance(error, RedisClusterException):
+        return Failure(_about_cluster(error, address), UNREACHABLE)
+    if isinstance(error, (RedisConnectionError, RedisTimeoutError, OSError)) and not isinstance(error, SyncError):
+        return Failure(f"cannot reach {where}: {_reason(error)}. {_advice(error, address)}", UNREACHABLE)
+    return Failure(f"{where}: {_reason(error)}", UNREACHABLE)
+
+
+_LOG_IN: Final = "Set REDIS_USERNAME and REDIS_PASSWORD, or put USER:PASSWORD@ into REDIS_URL"
+_RIGHTS: Final = page("operations/servers", "rights")
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error's message in one line, without a full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _about_cluster(error: RedisClusterException, address: Address) -> str:
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, (AuthenticationError, NoPermissionError)):
+            return str(explained(chain, address))
+        chain = chain.__cause__ or chain.__context__
+    advice = "Check --url (or REDIS_URL) and that its nodes run; for a server that is no cluster, use redis://HOST:PORT"
+    return f"cannot use {address.shown}: {_reason(error)}. {advice}"
+
+
+def _advice(error: BaseException, address: Address) -> str:
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, ssl.SSLCertVerificationError):
+            return "Name the authority of its certificate with --tls-ca FILE"
+        if isinstance(chain, ssl.SSLError):
+            return "Does it speak TLS? If not, use redis:// in place of rediss://"
+        chain = chain.__cause__ or chain.__context__
+    if address.tls and isinstance(error, (RedisTimeoutError, TimeoutError)):
+        return "Does it run, and does it speak TLS? If not, use redis:// in place of rediss://"
+    if "closed by server" in str(error).lower() and not address.tls:
+        return "If it speaks TLS, use rediss:// in place of redis://"
+    return "Check --url (or REDIS_URL) and that the server runs"
+
+
+# -- The output of commands: text for people, JSON for programs, errors in one line on stderr ------------------
+
+
+NAME = "redis-sync-aio"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return "1 name" or "2 names"; ``many`` is the word for several if that is not ``one`` and an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+class Output:
+    """Standard output in the way that the options ask for."""
+
+    def __init__(self, *, as_json: bool = False, color: bool = True) -> None:
+        self.as_json = as_json
+        self.console = console(color=color)
+        """For text; it has no colours when the output is no terminal."""
+
+    def json(self, value: object) -> None:
+        """Print a value as one JSON document in one line."""
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()
+
+    def show(self, value: object, text: Callable[[Console], None]) -> None:
+        """Print ``value`` with --json, else whatever ``text`` prints."""
+        if self.as_json:
+            self.json(value)
+        else:
+            text(self.console)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise the error, which `end_output` is for; rich would end the program with a code of its own."""
+        raise BrokenPipeError
+
+
+def console(*, color: bool = True, file: IO[str] | None = None) -> Console:
+    """Return a console without markup or colours of its own making; NO_COLOR is heeded."""
+    return _Console(file=file, highlight=False, no_color=None if color and not os.environ.get("NO_COLOR") else True)
+
+
+def end_output(stream: TextIO) -> None:
+    """Print nothing more there: whatever read the output has closed it."""
+    with suppress(OSError):  # the interpreter flushes again in the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def print_error(text: str) -> None:
+    """Print on stderr, if anything reads it: a command goes on, and has its own exit code, in any case."""
+    try:
+        print(_without_secrets(text), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        end_output(sys.stderr)
+
+
+def complain(message: str) -> None:
+    """Print one line on stderr."""
+    print_error(f"{NAME}: {' '.join(message.split())}")
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print what --debug promises."""
+    print_error("".join(traceback.format_exception(error)).rstrip("\n"))
+
+
+_secrets: set[str] = set()
+
+
+def keep_secret(*values: str | None) -> None:
+    """Never print these: libraries may quote them in errors."""
+    _secrets.update(value for value in values if value)
+
+
+def _without_secrets(text: str) -> str:
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+# -- Options that all commands share: where the server is, who asks, how to print ------------------------------
+
+
+P = ParamSpec("P")
+CONNECTION = "Connection"
+OUTPUT = "Output"
+LOCALHOST = "redis://localhost:6379"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The values of those options; secrets are not in its ``repr``."""
+
+    url: str = field(repr=False)
+    username: str | None = field(repr=False)
+    password: str | None = field(repr=False)
+    sentinel_username: str | None = field(repr=False)
+    sentinel_password: str | None = field(repr=False)
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_insecure: bool
+    connect_timeout: float
+    json: bool
+    no_color: bool
+    debug: bool
+    prefix: str = ""
+
+    def address(self) -> Address:
+        """Return where to connect to; Failure if the address and the TLS options make no sense."""
+        keep_secret(self.password, self.sentinel_password)
+        try:
+            address = parse_address(self.url)
+        except BadAddress as error:
+            raise Failure(f"--url (or REDIS_URL): {error}", USAGE) from None
+        keep_secret(address.password)
+        if not address.tls and (self.tls_ca or self.tls_cert or self.tls_key or self.tls_insecure):
+            raise Failure("--tls-… options need an address that begins with rediss", USAGE)
+        return address
+
+    def output(self) -> Output:
+        """Return where to print."""
+        return Output(as_json=self.json, color=not self.no_color)
+
+
+def not_empty(name: str) -> str:
+    """Return a name or pattern of the command line; raise BadParameter if it is empty, or no text."""
+    if not name:
+        raise typer.BadParameter("it is empty")
+    if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
+        raise typer.BadParameter("it is not UTF-8; in a pattern, ? stands for such a byte")
+    return name
+
+
+def _checked_prefix(value: str) -> str:
+    try:
+        checked_prefix(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
+def _no_color(value: bool) -> bool:
+    if value:
+        os.environ["NO_COLOR"] = "1"  # for the help, too, and for what a child process prints
+    return value
+
+
+def _options(
+    url: Annotated[str, typer.Option(envvar="REDIS_URL", show_envvar=False, show_default=False, metavar="URL",
+        rich_help_panel=CONNECTION, help="redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or "
+        "redis+cluster://HOST. From REDIS_URL, else localhost.")] = LOCALHOST,
+    username: Annotated[str | None, typer.Option(envvar="REDIS_USERNAME", show_envvar=False, metavar="USER",
+        rich_help_panel=CONNECTION, help="ACL user. From REDIS_USERNAME; one in the address wins.")] = None,
+    password: Annotated[str | None, typer.Option(envvar="REDIS_PASSWORD", show_envvar=False, metavar="PASSWORD",
+        rich_help_panel=CONNECTION, help="Its password. Better in REDIS_PASSWORD: `ps` shows options to "
+        "everybody.")] = None,
+    sentinel_username: Annotated[str | None, typer.Option(envvar="REDIS_SENTINEL_USERNAME", show_envvar=False,
+        metavar="USER", rich_help_panel=CONNECTION, help="ACL user of the sentinels. From "
+        "REDIS_SENTINEL_USERNAME.")] = None,
+    sentinel_password: Annotated[str | None, typer.Option(envvar="REDIS_SENTINEL_PASSWORD", show_envvar=False,
+        metavar="PASSWORD", rich_help_panel=CONNECTION, help="Password of the sentinels. Better in "
+        "REDIS_SENTINEL_PASSWORD.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
+        rich_help_panel=CONNECTION, help="Certificate of the authority that signed the server's.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
+        rich_help_panel=CONNECTION, help="Certificate of this client.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
+        rich_help_panel=CONNECTION, help="Private key of that certificate.")] = None,
+    tls_insecure: Annotated[bool, typer.Option("--tls-insecure", rich_help_panel=CONNECTION,
+        help="Do not check the server's certificate.")] = False,
+    connect_timeout: Annotated[float, typer.Option(min=0.01, metavar="S",
+        rich_help_panel=CONNECTION, help="Seconds for connecting and for each answer.")] = 5.0,
+    json: Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print JSON.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", callback=_no_color, is_eager=True, rich_help_panel=OUTPUT,
+        help="Print no colours; so does NO_COLOR.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", rich_help_panel=OUTPUT,
+        help="Print the traceback of an error.")] = False,
+    prefix: Annotated[str, typer.Option(callback=_checked_prefix, metavar="PREFIX", show_default=False,
+        rich_help_panel=CONNECTION, help="Prefix of the coordinators, such as app1: (default: none).")] = "",
+) -> None:  # fmt: skip
+    """Declare the options; their names are the fields of `Shared`."""
+
+
+def with_shared(command: Callable[Concatenate[Shared, P], None]) -> Callable[..., None]:
+    """Return ``command`` as typer takes it: the shared options follow its own, and come to it as one `Shared`."""
+
+    def expanded(**arguments: Any) -> None:
+        shared = Shared(**{name: arguments.pop(name) for name in options})
+        command(shared, **arguments)  # type: ignore[call-arg]
+
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    options = inspect.signature(_options, eval_str=True).parameters
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options.values())]
+    expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
+    expanded.__annotations__ = {one.name: one.annotation for one in parameters}
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return expanded
 
 
 @dataclass(frozen=True, slots=True)

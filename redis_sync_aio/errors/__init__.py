@@ -15,23 +15,38 @@ They can be pickled and copied. Not among them: bad arguments are TypeError, Val
 from __future__ import annotations
 
 from ._base import SyncError
-from ._jobs import FingerprintMismatch, ResultNotKept, RunInterrupted
-from ._leases import AcquireTimeout, LimitMismatch, NotHeld, QueueFull, StaleFence, WouldDeadlock
-from ._loss import LeaseLost, LossReason
+from ._leases import (
+    AcquireTimeout,
+    BrokenBarrierError,
+    FingerprintMismatch,
+    LeaseLost,
+    LimitMismatch,
+    LossReason,
+    NotHeld,
+    QueueFull,
+    ResultNotKept,
+    RunInterrupted,
+    StaleFence,
+    StaleWriter,
+    UndoFailed,
+    UnknownStep,
+    WaitTimeout,
+    WouldDeadlock,
+)
 from ._misuse import TransactionMisuse
-from ._parties import BrokenBarrierError, WaitTimeout
-from ._recovery import StaleWriter, UndoFailed, UnknownStep
 from ._servers import (
     CommandRefused,
+    Conflict,
     CoordinatorClosed,
+    OutcomeUnknown,
     OutOfMemory,
+    PartiallyApplied,
     PermissionDenied,
     PushUnavailable,
     Unreachable,
     WrongContext,
     WrongKeyType,
 )
-from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied
 
 __all__ = [
     "AcquireTimeout", "BrokenBarrierError", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch",

@@ -1,11 +1,13 @@
-"""Errors of acquiring, holding and releasing."""
+"""Errors of acquiring, holding and releasing; of robust locks, jobs, and processes that wait for each other."""
 
 from __future__ import annotations
 
+from asyncio import BrokenBarrierError as AsyncioError
 from collections.abc import Collection, Sequence
+from typing import Literal
 
-from ._base import SyncError
-from ._wording import listed, no_answer, within
+from ._base import SyncError, listed, no_answer, within
+from ._base import within as within_
 
 RELEASE_TO_WRITE = "release that lease before you acquire the write side"
 """Advice to a reader that wants to write."""
@@ -358,3 +360,314 @@ class StaleFence(SyncError):
         self.name = name
         self.fence = fence
         self.highest = highest
+
+
+# -- The reason of a loss in words, and what to do about it ----------------------------------------------------
+
+
+LossReason = Literal["expired", "taken", "unreachable", "late", "closed", "released"]
+"""The reason for which a lease was lost, as `LeaseLost` explains it."""
+
+_EXPLAINED: dict[LossReason, str] = {
+    "expired": "it is gone from the server before its time was up: it was released elsewhere (by its identity or by "
+    "force), its key was deleted, or the server lost it (a restart, a failover, an eviction, FLUSHALL). Others may "
+    "have held it since. Do not write any more; acquire it again",
+    "taken": "another token holds the lock now: this lease was released elsewhere, had run out, or its key was "
+    "deleted, overwritten or lost by the server. Do not write any more; acquire it again",
+    "unreachable": "Redis could not be reached before the deadline to renew it. Do not write any more; check the "
+    "server and the network, or give it a longer ttl",
+    "late": "its deadline passed before this process had renewed it, although the server was answering: there is more "
+    "to do than one event loop can. Do not write any more; hold fewer leases in one process, or give them a longer ttl",
+    "closed": "the coordinator or its client was closed while it was held. Do not write any more; close it after "
+    "the bodies have ended",
+    "released": "another task released it while this body ran. Do not write any more; release it in the task whose "
+    "body runs, or end the body",
+}
+_TIME_IS_UP = (
+    "its time was up: it was not to be renewed (auto_renew=False), max_hold was reached, or Redis refused to renew it "
+    "(then the log says why: renewal_refused). Do not write any more; acquire it again, or give it more time"
+)
+_STOOD_STILL = (
+    "its deadline passed while this process, or its event loop, stood still for at least {:.1f} seconds, so it was not "
+    "renewed. Do not write any more; move blocking work to a thread, hold fewer leases in one process, or give it a "
+    "longer ttl"
+)
+
+
+_CLAIM = (
+    "{}. It was handed over by its last holder and had a claim of {:g} seconds until its first renewal, not its whole "
+    "ttl: a longer ttl does not help. Do not write any more; {}, or raise Coordinator(claim=)"
+)
+
+
+def _explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = False, claim: float = 0.0) -> str:
+    """Return why a lease was lost and what to do about it; the arguments are those of `LeaseLost`."""
+    if claim and reason in ("late", "expired", "unreachable"):
+        what, remedy = "Redis could not be reached before the deadline to renew it", "check the server and the network"
+        if reason != "unreachable":
+            remedy = "move blocking work to a thread"
+            still = f"this process, or its event loop, stood still for at least {stalled:.1f} seconds, and"
+            what = f"its deadline passed: {still if stalled else 'this process'} had not renewed it"
+            if reason == "expired":
+                what += ", or Redis refused to renew it (then the log says why: renewal_refused)"
+        return _CLAIM.format(what, claim, remedy)
+    if reason == "expired" and time_is_up:
+        return _TIME_IS_UP
+    if reason == "late" and stalled:
+        return _STOOD_STILL.format(stalled)
+    return _EXPLAINED[reason]
+
+
+class LeaseLost(SyncError):
+    """The lease ended while it was still in use. The lock no longer protects what the body did.
+
+    Do not write any more. Find out what is half done, and acquire the lock again. Writes in
+    [`Lease.transaction`][redis_sync_aio.Lease.transaction] are not made after the loss. A resource that checks the
+    fence refuses them as soon as it has seen the next holder. ``reason`` is one of:
+
+    - ``"expired"``: The time of the lease was up (not renewed on purpose, ``max_hold``, renewals refused). Or it is
+      gone from the server before that: it was released by its identity or by force, its key was deleted, or
+      the server lost it. The message says which of the two happened; it cannot say who did it.
+    - ``"taken"``: Another token is under the key. Another client holds the lock now.
+    - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
+    - ``"late"``: The deadline passed because this process did not renew in time: it, or its event loop, stood still or
+      had too much to do. The server was not asked. Another client may hold the lock.
+    - ``"closed"``: This process closed the coordinator or its client.
+    - ``"released"``: Another task of this process released the lease while the body ran.
+
+    Attributes:
+        name: The name of the lock.
+        reason: How the lease ended: one of the words above.
+        fence: The fence of the lease. None: not known.
+        held_for: Seconds from the acquisition until the loss was noticed. None: not known.
+        stalled: Seconds for which this process, or its event loop, stood still since the latest renewal, at least. 0.0:
+            no standstill was noticed.
+        time_is_up: Whether the time of the lease had ended by the clock of this process.
+        claim: Seconds for which the lease had been handed over, if it was not renewed since. 0: it had its whole ttl.
+        given_back: The names of the other locks of a multi-lock, which were given back with it. Else empty.
+        servers: Of a Redlock: on how many servers it was still held, of how many, and how many are needed. Else None.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        reason: LossReason,
+        fence: int | None = None,
+        held_for: float | None = None,
+        stalled: float = 0.0,
+        time_is_up: bool = False,
+        claim: float = 0.0,
+        given_back: tuple[str, ...] = (),
+        servers: tuple[int, int, int] | None = None,
+    ) -> None:
+        which = "" if fence is None else f" (fence {fence})"
+        lasted = "" if held_for is None else f" after {held_for:.1f} seconds"
+        why = _explained(reason, stalled=stalled, time_is_up=time_is_up, claim=claim)
+        if servers is not None:
+            held, of, needed = servers
+            why = f"{held} of {of} servers hold it, {needed} have to; the last loss: {why}"
+        if given_back:
+            why += f". {', '.join(map(repr, given_back))} {'is' if len(given_back) == 1 else 'are'} given back with it"
+        super().__init__(f"the lease on {name!r}{which} was lost{lasted}: {why}")
+        self.name = name
+        self.reason: LossReason = reason
+        self.fence = fence
+        self.held_for = held_for
+        self.stalled = stalled
+        self.time_is_up = time_is_up
+        self.claim = claim
+        self.given_back = given_back
+        self.servers = servers
+
+
+# -- Errors of work that is done once --------------------------------------------------------------------------
+
+
+class FingerprintMismatch(SyncError, ValueError):
+    """Two different requests used the same name of `idempotent`. The second one did not run.
+
+    Give each request a name of its own; see [`idempotent`][redis_sync_aio.idempotent].
+
+    Attributes:
+        name: The name of the run, with the arguments of the call in it.
+    """
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(
+            f"{name!r} was used for another request, with another fingerprint: give each request its own name"
+        )
+        self.name = name
+
+
+class ResultNotKept(SyncError):
+    """An earlier run for this name returned, and its result could not be kept for later calls. It did not run again.
+
+    The effects of that run are there, and its caller got its result. Fix the cause (mostly a result that the codec
+    cannot represent), and ask the other system for the result.
+
+    Attributes:
+        name: The name of the run, with the arguments of the call in it.
+        mark: The key of the mark on the server.
+        cause: What failed.
+    """
+
+    def __init__(self, *, name: str, mark: str, cause: str) -> None:
+        super().__init__(
+            f"a run for {name!r} returned, but its result was not kept: {cause}; it does not run again. Fix the cause, "
+            f"and find out what the run did. To let it run again, delete {mark!r}"
+        )
+        self.name = name
+        self.mark = mark
+        self.cause = cause
+
+
+class RunInterrupted(SyncError):
+    """An earlier run for this name began and did not end, and ``on_crash="raise"`` forbids a second run.
+
+    The effects of that run are unknown. Find out what it did. Then delete the mark to let it run again.
+
+    Attributes:
+        name: The name of the run, with the arguments of the call in it.
+        mark: The key of the mark on the server.
+    """
+
+    def __init__(self, *, name: str, mark: str) -> None:
+        super().__init__(
+            f"a run for {name!r} began and did not come to its end, so its effects are unknown: find out what it did. "
+            f"To let it run again, delete {mark!r}"
+        )
+        self.name = name
+        self.mark = mark
+
+
+# -- Errors of robust locks and their undo steps ---------------------------------------------------------------
+
+
+class UnknownStep(SyncError, LookupError):
+    """Undo steps are recorded under names that the registry does not have. No step was run.
+
+    Register a function for each of the names, including old names that may still be recorded.
+
+    Attributes:
+        steps: The names of the recorded undo steps that the registry has no function for.
+    """
+
+    def __init__(self, *, name: str, steps: tuple[str, ...], known: tuple[str, ...]) -> None:
+        """Word the message: ``known`` are the names that the registry of the lock ``name`` has."""
+        super().__init__(
+            f"undo steps of {name!r} have no function: {', '.join(steps)}; the registry has "
+            f"{', '.join(known) or 'nothing'}. Nothing was run: register them (also under old names that may still be "
+            "recorded)"
+        )
+        self.steps = steps
+
+
+class UndoFailed(SyncError, ExceptionGroup[Exception]):
+    """Some undo steps raised, or took too long. The other steps were run.
+
+    It is an `ExceptionGroup`, so ``except*`` works. Repair by hand what those steps should have undone.
+
+    Attributes:
+        exceptions: The errors of the steps, in the order in which they ran.
+    """
+
+    @staticmethod
+    def of_steps(errors: Sequence[Exception], *, steps: int, lock: str = "", after: str = "") -> UndoFailed:
+        """Return the error for ``errors`` of so many ``steps``.
+
+        They were recorded under ``lock``, or run after an error of the type ``after``.
+        """
+        about = f"for {lock!r}" if lock else f"after {after}"
+        return UndoFailed(f"{len(errors)} of {steps} undo steps {about} failed", errors)
+
+    @staticmethod
+    def too_long(step: str, *, seconds: float, ended: bool) -> TimeoutError:
+        """Return the error for a step that took longer than ``seconds``; ``ended``: its cancellation ended it."""
+        then = " and was cancelled" if ended else ", and goes on although cancelled"
+        return TimeoutError(f"the undo step {step} took longer than {seconds:g} seconds{then}")
+
+    @staticmethod
+    def cancelled(step: str) -> SyncError:
+        """Return the error for a step that was cancelled, but not because it took too long."""
+        return SyncError(f"the undo step {step} was cancelled")
+
+    def derive(self, excs: Sequence[Exception]) -> UndoFailed:  # type: ignore[override]
+        """Return a part of the group, for ``except*``."""
+        return UndoFailed(self.message, excs)
+
+
+class StaleWriter(NotHeld):
+    """Another lease of the same identity adopted the record of the robust lock later, and is its writer from then on.
+
+    This lease recorded nothing. It still holds the lock, together with the other one. Record by that lease, or acquire
+    the lock again.
+
+    Attributes:
+        name: The name of the lock.
+        fence: The fence of the lease that may not write the record any more.
+    """
+
+    def __init__(self, *, name: str, identity: str | None, fence: int) -> None:
+        super().__init__(
+            f"nothing was recorded under {name!r}: a later lease of the identity {identity!r} has adopted the record "
+            f"and writes it now. Record by that lease, or acquire again (this lease has the fence {fence})"
+        )
+        self.name = name
+        self.fence = fence
+
+
+# -- Errors of processes that wait for each other --------------------------------------------------------------
+
+
+class WaitTimeout(SyncError, TimeoutError):
+    """An event, a latch or a barrier did not open within ``timeout``, or Redis had not answered yet.
+
+    Nothing stays behind: the waiter has left the queue, or leaves it in the background. Wait longer, or find out which
+    process is missing. It is also a `TimeoutError`.
+
+    Attributes:
+        name: The name of the event, latch or barrier.
+        answered: Whether Redis had answered. False: it is not known whether it was open.
+    """
+
+    def __init__(self, *, name: str, within: float | None, closed: str, answered: bool = True) -> None:
+        """Word the message.
+
+        Args:
+            name: The attribute.
+            within: The seconds that it was waited for.
+            closed: The reason why it is not open.
+            answered: The attribute.
+        """
+        why = f"{closed}; wait longer, or find out which process is missing" if answered else no_answer(name)
+        super().__init__(f"{name!r} did not open{'' if within is None else f' {within_(within)}'}: {why}")
+        self.name = name
+        self.answered = answered
+
+
+class BrokenBarrierError(SyncError, AsyncioError):
+    """A barrier is broken, or was reset while this party waited.
+
+    A barrier breaks when a party dies or is cut off for longer than its ttl, or when `abort` is called. Call
+    [`AsyncBarrier.reset`][redis_sync_aio.AsyncBarrier.reset] when all parties can begin again. After a reset, or a
+    restart of the server, wait again if all parties do. It is also an `asyncio.BrokenBarrierError`.
+
+    Attributes:
+        name: The name of the barrier.
+    """
+
+    def __init__(self, *, name: str, broken: bool) -> None:
+        """Word the message; ``broken``: until a reset."""
+        if broken:
+            why = (
+                "is broken: it was aborted, or a party died or was cut off for longer than its ttl. "
+                "When all parties can begin again, call reset()"
+            )
+        else:
+            why = (
+                "was reset while this party waited, or the server was replaced or lost its data. "
+                "It is not known whether this party was counted. Call wait() again if all parties do"
+            )
+        super().__init__(f"the barrier {name!r} {why}")
+        self.name = name

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ._base import SyncError
-from ._wording import listed
+from ._base import SyncError, listed
 
 
 class TransactionMisuse(SyncError, RuntimeError):

@@ -18,9 +18,8 @@ from .._core.keys import Keys
 from .._engine.commands import Commands, Delivery
 from .._leases.grant import Grant
 from .._leases.manager import GrantManager
-from .._leases.terms import HELD
-from .._transport.call import Call
-from .._transport.failures import time_is_up
+from .._leases.settings import HELD
+from .._transport.call import Call, time_is_up
 from .servers import PATIENCE, SOON
 
 LAST: Final = 0.1

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, cast, get_args
 
-from .._acquire.binding import CoordinatorLike
-from .._acquire.closing import living
-from .._acquire.hub import Hub
-from .._acquire.implicit import client_of, hub_of
+from .._acquire.hub import Hub, living
+from .._acquire.implicit import CoordinatorLike, client_of, hub_of
 from .._client.settings import Client, RedisClient
 from .._core.arguments import Name, Seconds, ttl_ms
 from .._core.display import shown
@@ -19,7 +17,7 @@ from .._core.keys import PermitKeys
 from .._leases.grant import Grant
 from .._leases.lease import BaseLease, grant_of
 from .._leases.manager import GrantManager
-from .._leases.terms import HELD
+from .._leases.settings import HELD
 from .._primitives.lock import AsyncLock
 from ..errors import LeaseLost, LossReason
 from . import _causes

@@ -22,17 +22,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import get_args
 
-from .._acquire.binding import CoordinatorLike
-from .._acquire.implicit import binding_of
+from .._acquire.implicit import CoordinatorLike, binding_of
 from .._core.arguments import count, one_of
 from .._core.clock import now, wall_ns
 from .._core.display import shown
 from ..instrumentation import observe_all
 from ._files import html, read, trace_events
-from ._layout import By
+from ._layout import By, Timeline
 from ._recorder import Recorder
 from ._svg import svg
-from ._timeline import Timeline
 
 __all__ = ["Trace", "merged", "tracing"]
 

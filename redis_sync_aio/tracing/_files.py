@@ -9,9 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ._layout import By, duration
+from ._layout import By, Mark, Span, Timeline, Turn, duration, holds, lanes, waits
 from ._svg import svg
-from ._timeline import Mark, Span, Timeline, Turn, holds, lanes, waits
 
 FORMAT = 1
 """The version of our own part of the JSON files."""

@@ -1,12 +1,123 @@
-"""Where things go in the picture of a timeline: its rows, its scale, its texts."""
+"""The waits and holds of locks over time, and where they go in the picture of a timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ._timeline import Span, Timeline, Turn, holds, lanes, waits
+# -- The waits and holds of locks over time, as plain data, for pictures and files -----------------------------
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request for a lock: how long it waited, and how long what it was granted was held. Times are in seconds."""
+
+    name: str
+    process: str
+    asked: float
+    granted: float | None = None
+    ended: float | None = None
+    """The end of the hold, or of the wait when nothing was granted; None: not yet."""
+    outcome: str = ""
+    """One of "released", "lost", "timeout", "cancelled", "error", "taken" (by another client); "" until it ends."""
+    kind: str = "lock"
+    task: str = ""
+    fence: int | None = None
+    note: str = ""
+    """The reason of its loss, or the error that ended the wait."""
+    contended: bool = True
+    """Whether it had to wait for another holder; a round trip to a free lock is no wait."""
+    handed_over: bool = False
+    """Whether it came from another task of the same process, without a command."""
+    until: float | None = None
+    """When the lease of a process that died while it held the lock ran out; None for all others."""
+
+
+@dataclass(slots=True)
+class Mark:
+    """Something else that happened, at a moment or until another one, to one name or ("") to the whole process."""
+
+    time: float
+    process: str
+    text: str
+    name: str = ""
+    until: float | None = None
+
+
+@dataclass
+class Timeline:
+    """The turns and marks of a run, in one clock for all its processes."""
+
+    started: float
+    ended: float
+    turns: list[Turn] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    dropped: int = 0
+    """Number of requests and marks that were forgotten, so that memory is bounded."""
+    order: list[str] = field(default_factory=list)
+    """Processes in the order in which they are shown; those that are not in it follow."""
+    clock: tuple[str, float] | None = None
+    """The machine whose clock this is, and the time of day when that clock began; None: this machine, now."""
+
+    @property
+    def processes(self) -> list[str]:
+        """The processes: first those of `order`, then by their first request or mark."""
+        first = {turn.process: None for turn in sorted(self.turns, key=lambda turn: turn.asked)}
+        return list(dict.fromkeys(self.order) | first | {mark.process: None for mark in self.marks if mark.process})
+
+    def held_until(self, turn: Turn) -> float:
+        """Return the end of the hold of ``turn``, or that of the run if it still goes on."""
+        return self.ended if turn.ended is None else turn.ended
+
+    def waited_until(self, turn: Turn) -> float:
+        """Return the end of the wait of ``turn``, or that of the run if it still goes on."""
+        return self.held_until(turn) if turn.granted is None else turn.granted
+
+
+Span = tuple[float, float, Turn]
+"""From when, until when, and the turn that this is a part of."""
+
+
+def holds(timeline: Timeline, turns: Iterable[Turn]) -> list[Span]:
+    """Return when what was granted was held."""
+    return [(turn.granted, timeline.held_until(turn), turn) for turn in turns if turn.granted is not None]
+
+
+def waits(timeline: Timeline, turns: Iterable[Turn]) -> list[Span]:
+    """Return when requests waited for other holders."""
+    waited = (turn for turn in turns if turn.contended and turn.outcome != "taken")
+    return [(turn.asked, timeline.waited_until(turn), turn) for turn in waited]
+
+
+def lanes(spans: Sequence[Span]) -> list[list[Span]]:
+    """Distribute the spans over as few lanes as possible, so that those in one lane do not overlap."""
+    result: list[list[Span]] = []
+    free: list[tuple[float, int]] = []  # when each lane is free, and its number
+    for span in sorted(spans, key=lambda span: span[:2]):
+        if free and free[0][0] <= span[0]:
+            _, lane = heapq.heappop(free)
+        else:
+            lane = len(result)
+            result.append([])
+        result[lane].append(span)
+        heapq.heappush(free, (span[1], lane))
+    return result
+
+
+def steps(spans: Iterable[Span]) -> list[tuple[float, int]]:
+    """Return how many spans there are at a time: a list of moments, and the number from each moment on."""
+    changes: dict[float, int] = {}
+    for start, end, _ in spans:
+        changes[start] = changes.get(start, 0) + 1
+        changes[end] = changes.get(end, 0) - 1
+    number, result = 0, []
+    for moment in sorted(changes):
+        number += changes[moment]
+        result.append((moment, number))
+    return result
+
 
 By = Literal["process", "name"]
 """The grouping of the rows of a picture: a part for each process, or one row for each name."""

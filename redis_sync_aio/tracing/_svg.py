@@ -7,8 +7,26 @@ from collections.abc import Iterable, Iterator
 from xml.sax import saxutils
 from xml.sax.saxutils import quoteattr
 
-from ._layout import AREA, GAP, HEADING, RIGHT, THIN, WIDTH, By, Part, Row, Scale, duration, parts_of
-from ._timeline import Mark, Span, Timeline, Turn, steps, waits
+from ._layout import (
+    AREA,
+    GAP,
+    HEADING,
+    RIGHT,
+    THIN,
+    WIDTH,
+    By,
+    Mark,
+    Part,
+    Row,
+    Scale,
+    Span,
+    Timeline,
+    Turn,
+    duration,
+    parts_of,
+    steps,
+    waits,
+)
 
 COLOURS = ("#3b76af", "#ef8536", "#519e3e", "#8d69b8", "#84584e", "#d57dbe", "#7d7f1c", "#2fa3bd")
 RED, AMBER, GREY, FREE = "#c8102e", "#b35900", "#6e7781", "#eef0f2"

@@ -12,8 +12,8 @@ from redis_sync_aio.cli._doctor.facts import Facts, Rights, SentinelFacts
 from redis_sync_aio.cli._doctor.groups import cluster, push
 from redis_sync_aio.cli._doctor.sentinels import sentinels
 from redis_sync_aio.cli._look.release import announced, held_by
-from redis_sync_aio.cli._look.screen import TopScreen
 from redis_sync_aio.cli._look.show import state
+from redis_sync_aio.cli._look.top import TopScreen
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from redis_sync_aio import Coordinator
 from redis_sync_aio.cli._look import ls
 from redis_sync_aio.cli._look.changes import changes, keyed
-from redis_sync_aio.cli._look.screen import TopScreen
+from redis_sync_aio.cli._look.top import TopScreen
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from tests.support.inspecting import seen

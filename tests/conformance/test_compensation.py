@@ -167,7 +167,7 @@ async def test_a_step_that_does_not_let_itself_be_cancelled_is_left_behind(
                 work.begun.set()
         work.done.append("late")
 
-    monkeypatch.setattr("redis_sync_aio._recovery.undo.GRACE", 0.02)
+    monkeypatch.setattr("redis_sync_aio._recovery.record.GRACE", 0.02)
     undo = Compensation(timeout=0.02)
     with pytest.raises(KeyError):  # noqa: PT012
         async with undo:

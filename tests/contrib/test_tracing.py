@@ -20,8 +20,8 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wa
 from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, RenewedLate, Stalled
 from redis_sync_aio.tracing import Trace, merged, tracing
 from redis_sync_aio.tracing._files import read
+from redis_sync_aio.tracing._layout import Turn, lanes, steps
 from redis_sync_aio.tracing._recorder import Recorder
-from redis_sync_aio.tracing._timeline import Turn, lanes, steps
 from tests.support.body import FAST, waits
 from tests.support.inside import now
 

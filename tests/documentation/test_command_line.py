@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from redis_sync_aio.cli._app import EXITS, app
-from redis_sync_aio.cli._failures import COMMON_EXITS
+from redis_sync_aio.cli._session import COMMON_EXITS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations" / "command-line.md").read_text("utf-8")
 GROUP: Any = typer.main.get_command(app)

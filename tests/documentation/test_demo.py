@@ -19,12 +19,21 @@ from redis.asyncio import Redis
 from rich.console import Console
 
 from redis_sync_aio import AsyncLock, Coordinator, __version__, cli
-from redis_sync_aio.cli._demo.audit import Audit, Sale, faults, jain, measure, percentile
-from redis_sync_aio.cli._demo.command import Floor, Plan
-from redis_sync_aio.cli._demo.display import Display
-from redis_sync_aio.cli._demo.run import MS, Kill, ReportedGrant, Run, Seen
-from redis_sync_aio.cli._demo.timeline import timeline
-from redis_sync_aio.cli._demo.worker import lock_name
+from redis_sync_aio.cli._demo.command import Display, Floor, Plan, timeline
+from redis_sync_aio.cli._demo.run import (
+    MS,
+    Audit,
+    Kill,
+    ReportedGrant,
+    Run,
+    Sale,
+    Seen,
+    faults,
+    jain,
+    lock_name,
+    measure,
+    percentile,
+)
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.pairwise import first_of
@@ -150,7 +159,7 @@ def test_without_the_lock_it_fails_and_says_why(tmp_path: Path) -> None:
 def test_a_worker_that_dies_by_itself_is_reported(server: tuple[EmbeddedServer, redis.Redis], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'redis_sync_aio.cli._demo.worker' in sys.orig_argv:\n"
+        "if 'redis_sync_aio.cli._demo.run' in sys.orig_argv:\n"
         "    os.write(2, b'the disk is on fire')\n"
         "    os._exit(3)\n"
     )

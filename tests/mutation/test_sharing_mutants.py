@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio._acquire.link_events import LinkEvents
+from redis_sync_aio._acquire.hub import LinkEvents
 from redis_sync_aio._leases.manager import GrantManager
 from redis_sync_aio._primitives.base import Primitive
 from redis_sync_aio._sharing.cohort import Cohort
-from redis_sync_aio._sharing.holdings import Holdings
-from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
-from redis_sync_aio._sharing.task_grant_manager import TaskGrantManager
+from redis_sync_aio._sharing.shared_grant import Holdings, ProcessGrant, TaskGrant, TaskGrantManager
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import of

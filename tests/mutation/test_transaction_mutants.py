@@ -11,13 +11,11 @@ import pytest
 
 from redis_sync_aio._client import checkout
 from redis_sync_aio._client.checkout import CheckedOut
-from redis_sync_aio._leases.ownership import GrantGuard, Ownership
+from redis_sync_aio._leases.lease import GrantGuard, Ownership
 from redis_sync_aio._transactions import attempts
 from redis_sync_aio._transactions.attempts import Attempts
-from redis_sync_aio._transactions.commit_marker import CommitMarker
-from redis_sync_aio._transactions.guarded import GuardedTransaction
-from redis_sync_aio._transactions.handle import Transaction
-from redis_sync_aio._transactions.turn import TurnCheck
+from redis_sync_aio._transactions.exec_replies import CommitMarker
+from redis_sync_aio._transactions.handle import GuardedTransaction, Transaction, TurnCheck
 from redis_sync_aio._transactions.watch_session import WatchSession
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -29,9 +29,9 @@ from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._engine import commands, watch_dialogue
 from redis_sync_aio._sharing.cohort import Cohort
-from redis_sync_aio._sharing.holdings import Holdings
+from redis_sync_aio._sharing.shared_grant import Holdings
 from redis_sync_aio._transactions.attempts import Attempts
-from redis_sync_aio._transactions.commit_marker import CommitMarker
+from redis_sync_aio._transactions.exec_replies import CommitMarker
 from redis_sync_aio._transactions.watch_session import WatchSession
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -8,18 +8,14 @@ from typing import Any
 from redis_sync_aio import Coordinator
 from redis_sync_aio._acquire import implicit, waits
 from redis_sync_aio._acquire.acquisition import Acquisition
-from redis_sync_aio._acquire.hub import Hub
-from redis_sync_aio._acquire.link_events import LinkEvents
+from redis_sync_aio._acquire.hub import Hub, LinkEvents
 from redis_sync_aio._acquire.options import hub_options
 from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._client.address import BadAddress, parse_address
-from redis_sync_aio._client.checkout import CheckedOut
-from redis_sync_aio._client.cluster import Cluster, Shard
-from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
-from redis_sync_aio._client.primary_pool import Address
-from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words, pack
+from redis_sync_aio._client.checkout import Address, CheckedOut
+from redis_sync_aio._client.cluster import Cluster, ClusterNodes, Range, Shard, servers_of
+from redis_sync_aio._client.replies import Argument, Reply, ReplyError, Words, pack
 from redis_sync_aio._client.settings import RedisClient
-from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._core import cancellation, clock, logs
 from redis_sync_aio._core.attached import Attached
 from redis_sync_aio._core.cancellation import wait_shielded
@@ -41,8 +37,7 @@ from redis_sync_aio._core.keys import (
     turn_key,
 )
 from redis_sync_aio._core.redis_py_words import NAMES_OF_OTHERS as NAMES_OF_OTHERS
-from redis_sync_aio._engine.commands import Commands, Delivery
-from redis_sync_aio._engine.replies import read_push
+from redis_sync_aio._engine.commands import Commands, Delivery, read_push
 from redis_sync_aio._engine.snapshot import (
     Decision,
     LockSnapshot,
@@ -59,13 +54,13 @@ from redis_sync_aio._inspection.views import Access, Kind, ProblemCode
 from redis_sync_aio._leases import manager, renewals
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring, OnLost
-from redis_sync_aio._leases.in_flight_counter import InFlightCounter
-from redis_sync_aio._leases.releases import Releases
-from redis_sync_aio._leases.terms import LeaseState
-from redis_sync_aio._primitives import gate, majority, quorum, redlock
-from redis_sync_aio._primitives.lease_group import _groups as lease_groups
-from redis_sync_aio._primitives.try_all import try_acquire_all
-from redis_sync_aio._recovery.robust_grant import RobustGrant
+from redis_sync_aio._leases.manager import InFlightCounter, Releases
+from redis_sync_aio._leases.settings import LeaseState
+from redis_sync_aio._primitives import fence_gate as gate
+from redis_sync_aio._primitives import majority, quorum, redlock
+from redis_sync_aio._primitives.multilock import _groups as lease_groups
+from redis_sync_aio._primitives.multilock import try_acquire_all
+from redis_sync_aio._recovery.record import RobustGrant
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._scripts.constants import (
     ASK_AGAIN,
@@ -82,18 +77,17 @@ from redis_sync_aio._scripts.constants import (
     Renewed,
     put_in,
 )
-from redis_sync_aio._sharing.cohort import IN_ONE_TURN, Cohort
-from redis_sync_aio._sharing.cohorts import Cohorts, cohort_of
+from redis_sync_aio._sharing.cohort import IN_ONE_TURN, Cohort, Cohorts, cohort_of
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio._transaction import TURN_TTL
-from redis_sync_aio._transport import link, pool_attempt
+from redis_sync_aio._transport import link
+from redis_sync_aio._transport import pool_executor as pool_attempt
 from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.cluster_link import ClusterLink
+from redis_sync_aio._transport.cluster_link import ClusterLink, ShardLink
 from redis_sync_aio._transport.connection import Connection
-from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
+from redis_sync_aio._transport.executor import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio._transport.pool_executor import PoolExecutor
-from redis_sync_aio._transport.shard_link import ShardLink
 from redis_sync_aio.errors._base import copy_error
 from redis_sync_aio.types import Client, GuardingLease
 

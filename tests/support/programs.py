@@ -22,7 +22,8 @@ from typing import Any
 from unittest.mock import patch
 
 import redis_sync_aio
-from redis_sync_aio.cli import _output, main
+from redis_sync_aio.cli import _session as _output
+from redis_sync_aio.cli import main
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
 COMMAND = (sys.executable, "-m", "redis_sync_aio")

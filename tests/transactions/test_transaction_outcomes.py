@@ -140,7 +140,7 @@ OWN_ADVICE: dict[str, dict[str, Any]] = {
 async def test_nobody_is_told_to_do_what_it_does(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr("redis_sync_aio._transactions.commit_marker.RETRY_FOR", 0.3)
+    monkeypatch.setattr("redis_sync_aio._transactions.exec_replies.RETRY_FOR", 0.3)
     async with wired(server) as it:
         it.proxy.on("EXEC", CUT_AFTER)
         it.proxy.on(lambda words: b"void" in words, CUT_BEFORE, times=None)

@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import AuthenticationError, ResponseError
 
 from redis_sync_aio import CommandRefused
-from redis_sync_aio._client.error_replies import error_answer, error_code, refusal
+from redis_sync_aio._client.replies import error_answer, error_code, refusal
 from redis_sync_aio.errors import OutOfMemory, PermissionDenied, WrongKeyType
 
 SCRIPT = "Error running script (call to f_ec10): @user_script:6:"

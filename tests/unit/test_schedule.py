@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from redis_sync_aio._leases.schedule import Schedule
+from redis_sync_aio._leases.manager import Schedule
 
 from ..support.inside import Grant
 

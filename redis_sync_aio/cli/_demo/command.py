@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import secrets
@@ -15,30 +16,250 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, Self
 
 import typer
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from redis_sync_aio import AsyncLock, Coordinator, SyncError
 from redis_sync_aio._client.address import BadAddress, parse_address
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
+from redis_sync_aio.tracing._layout import Mark, Timeline, Turn
+from redis_sync_aio.tracing._svg import svg
 
-from .._failures import explained
-from .._output import Output, counted, keep_secret, print_error
-from .audit import Audit, Sale, faults, measure, percentile
-from .display import Display
-from .report import table
-from .run import Kill, ReportedGrant, Run, Seen
-from .timeline import timeline
-from .worker import KEEP, Job, lock_name, sales_key, stock_key
+from .._session import Output, counted, explained, keep_secret, print_error
+from .run import (
+    KEEP,
+    MS,
+    Audit,
+    Figures,
+    Job,
+    Kill,
+    ReportedGrant,
+    Run,
+    Sale,
+    Seen,
+    faults,
+    lock_name,
+    measure,
+    percentile,
+    sales_key,
+    stock_key,
+)
+
+# -- The picture of a run of the demo: its sales and its kill, as a timeline that `redis_sync_aio.tracing` draws
+
+
+def timeline(run: Run, subtitle: str) -> str:
+    """Return the picture of ``run`` as the text of an SVG file."""
+    killed = 0 if run.kill is None else run.kill.process
+    names = {grant.process: f"worker {grant.process}" for grant in run.grants}
+    if killed:
+        names[killed] = f"worker {killed} (killed)"
+    drawn = Timeline(_seconds(run.started), _seconds(run.ended), order=[names[process] for process in sorted(names)])
+    for grant in run.grants:
+        until = run.held_until(grant)
+        # Looks at a sold-out product are too short to be seen.
+        if until is not None and (grant.item or grant.released is None):
+            drawn.turns.append(_turn(run, grant, names[grant.process], until))
+    if run.kill is not None:
+        at, product = run.kill.at, run.kill.product
+        told = f"worker {killed} killed (SIGKILL) at {(at - run.started) / MS:,.0f} ms while it holds product {product}"
+        drawn.marks.append(Mark(_seconds(at), "", told))
+    title = "Who held which lock, and when" if run.locked else "Who sold what, and when"
+    return svg(drawn, title=title, subtitle=subtitle, by="name")
+
+
+def _turn(run: Run, grant: ReportedGrant, process: str, until: int) -> Turn:
+    turn = Turn(
+        f"product {grant.product}", process, _seconds(grant.asked), _seconds(grant.got), _seconds(until), "released",
+        task=f"task {grant.task}", fence=grant.fence or None, contended=False,
+    )  # fmt: skip
+    orphan = run.orphans.get(grant.product)
+    if orphan is not None and run.kill is not None and orphan.fence == grant.fence and grant.released is None:
+        again = min(orphan.next or orphan.ends, run.ended)
+        turn.outcome, turn.until = "killed", _seconds(again)
+        if grant.product == run.kill.product and orphan.next is not None:
+            turn.note = f"granted again after {(again - run.kill.at) / MS:,.0f} ms"
+    return turn
+
+
+def _seconds(nanoseconds: int) -> float:
+    return nanoseconds / 1e9
+
+
+# -- The progress of a run, while it goes on -------------------------------------------------------------------
+
+
+class Display:
+    """Progress: a bar per product in a terminal, else a line now and then."""
+
+    COLUMNS = 2
+
+    def __init__(self, console: Console, stock: Mapping[int, int]) -> None:
+        self._console = console
+        self._stock = stock
+        self._total = sum(stock.values())
+        self._sold = dict.fromkeys(stock, 0)
+        self._count = 0
+        self._since = 0.0
+        self._stuck: dict[int, int] = {}  # product -> when its holder was killed
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=12, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def started(self) -> None:
+        """Note that the workers begin to sell."""
+        self._since = time.monotonic()
+
+    def granted(self, grant: ReportedGrant) -> None:
+        """Note that a worker got a lock."""
+        if grant.got > self._stuck.get(grant.product, grant.got):
+            del self._stuck[grant.product]
+            self._console.print(f"{self._at()} product {grant.product} is worker {grant.process}'s: the lease ran out")
+
+    def ended(self, grant: ReportedGrant) -> None:
+        """Note that a worker released its lock."""
+        if grant.item:
+            self._sold[grant.product] += 1
+            self._count += 1
+            if not self._console.is_terminal and self._count % max(1, self._total // 4) == 0:
+                self._console.print(f"{self._at()} {self._progress()}")
+
+    def killed(self, kill: Kill) -> None:
+        """Note that a worker was killed while it held a lock."""
+        self._stuck[kill.product] = kill.at
+        self._console.print(
+            f"{self._at()} worker {kill.process} killed (SIGKILL) while it held the lock of product {kill.product}"
+        )
+
+    def _at(self) -> str:
+        return f"{time.monotonic() - self._since:6.2f} s "
+
+    def _progress(self) -> str:
+        rate = self._count / max(time.monotonic() - self._since, 0.001) if self._since else 0.0
+        return f"{self._count:,} of {self._total:,} sold, {rate:,.0f} per second"
+
+    def _draw(self) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        names = list(self._stock)
+        rows = math.ceil(len(names) / self.COLUMNS)
+        for row in range(rows):
+            cells = [cell for product in names[row::rows] for cell in self._bar(product)]
+            grid.add_row(*cells)
+        grid.caption = self._progress()
+        return grid
+
+    def _bar(self, product: int) -> tuple[str, ProgressBar]:
+        colour = "red" if product in self._stuck else "default"
+        bar = ProgressBar(total=self._stock[product], completed=self._sold[product], width=20, complete_style="cyan")
+        return f"[{colour}]product {product}[/]", bar
+
+
+# -- The table of what a run of the demo showed ----------------------------------------------------------------
+
+
+# -- what the workers measured -----------------------------------------------------------------------------
+
+
+def ms(nanoseconds: float) -> str:
+    """Return a duration in milliseconds, for people."""
+    value = nanoseconds / MS
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def _spread(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    return f"p50 {ms(percentile(values, 50))}   p99 {ms(percentile(values, 99))}"
+
+
+def table(run: Run, audit: Audit, figures: Figures) -> Table:
+    """Return the figures as a table."""
+    result = Table(show_header=False, min_width=72)
+    result.add_column()
+    result.add_column(justify="right")
+    _add_audit(result, run, audit)
+    _add_figures(result, run, figures)
+    if run.kill is not None:
+        _add_kill(result, run, run.kill)
+    return result
+
+
+def _add_title(result: Table, title: str) -> None:
+    result.add_section()
+    result.add_row(f"[bold]{title}")
+
+
+def _add_check(result: Table, what: str, count: int, good: int = 0) -> None:
+    result.add_row(what, f"[{'green' if count == good else 'bold red'}]{count:,}")
+
+
+def _add_audit(result: Table, run: Run, audit: Audit) -> None:
+    _add_title(result, "What the data in Redis says")
+    result.add_row("items in stock at start", f"{audit.stocked:,}")
+    _add_check(result, "items sold", audit.sold, audit.stocked)
+    _add_check(result, "items lost", audit.lost)
+    _add_check(result, "items sold twice", audit.twice)
+    _add_check(result, "items oversold", audit.oversold)
+    if run.locked:
+        _add_check(result, "fences out of order", audit.disorder)
+    else:
+        result.add_row("fences out of order", "no lock, no fences")
+
+
+def _add_figures(result: Table, run: Run, figures: Figures) -> None:
+    _add_title(result, "What the workers measured")
+    rate = figures.grants / figures.seconds
+    what = "locks granted" if run.locked else "sections entered"
+    result.add_row(what, f"{figures.grants:,} in {figures.seconds:.2f} s: {rate:,.0f} per second")
+    result.add_row("  to find the product sold out", f"{figures.idle:,}")
+    _add_check(result, "two workers in one section", figures.overlaps)
+    if run.locked:
+        result.add_row("hand-over: release to next process", _spread(figures.handovers))
+        result.add_row("waiting for a lock", _spread(figures.waits))
+        result.add_row(f"waits given up after {run.timeout * 1000:g} ms", f"{run.gave_up:,}")
+    result.add_row("fairness between tasks (Jain; best: 1)", f"{figures.fairness:.3f}")
+
+
+def _add_kill(result: Table, run: Run, kill: Kill) -> None:
+    _add_title(result, "What a crash costs")
+    orphan = run.orphans[kill.product]
+    others = len(run.orphans) - 1
+    result.add_row("one worker killed (SIGKILL)", f"worker {kill.process}, {ms(kill.at - run.started)} after the start")
+    also = f", and {others} other{'s' * (others > 1)}" if others else ""
+    result.add_row("while it held the lock of", f"product {kill.product}{also}")
+    if orphan.next is None:
+        result.add_row("granted again", "[bold red]never")
+        return
+    result.add_row("granted again after", ms(orphan.next - kill.at))
+    result.add_row("  of which the rest of the dead lease", ms(orphan.ends - kill.at))
+    # The server tells what is left of a lease in whole milliseconds, so this cannot be told any closer.
+    result.add_row("  of which the recovery itself", f"under {max(0, orphan.next - orphan.ends) // MS + 2} ms")
+    if others:
+        slowest = max(one.next - kill.at for one in run.orphans.values() if one.next is not None)
+        result.add_row("slowest of all the locks it held", ms(slowest))
+
 
 STARTING = 30.0
 """Seconds without a word from any worker after which the demo gives up, on top of what a sale may take."""

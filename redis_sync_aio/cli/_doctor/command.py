@@ -8,14 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._session import Session, execute
-from .._shared import Shared
+from .._session import Session, Shared, execute
 from . import groups, safety, sentinels, settings
-from .ask_sentinels import replica_facts, sentinel_facts
-from .facts import Facts
-from .findings import LEVELS, Finding, Level, worst
-from .questions import facts_of, servers
-from .rights import rights_of
+from .facts import Facts, facts_of, rights_of, servers
+from .groups import LEVELS, Finding, Level, worst
+from .sentinels import replica_facts, sentinel_facts
 
 EXITS = {
     0: "all is well, as far as it can be read",

@@ -1,12 +1,89 @@
-"""The answers of servers about themselves. Nothing here asks or judges."""
+"""The answers of servers about themselves and the rights of a user, and the commands that ask for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import median
+from typing import Any, TypeAlias
 
-from .key_rights import KeyRights
+from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import RedisError, ResponseError
+
+from redis_sync_aio._core.keys import INBOX_PREFIX, LockKeys, lock_keys
+from redis_sync_aio._inspection.views import compiled, sample
+
+from .._session import Session, try_to_connect
+
+# -- Judge which names a user may lock, by the patterns of the keys that it may use. Nothing here asks ---------
+
+
+EXAMPLE = "orders:"
+"""The beginning of names for a user that may use no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRights:
+    """The names that a user may lock."""
+
+    names: Sequence[str]
+    """Patterns of them; "*": all."""
+    keys: Sequence[str]
+    """Patterns of the keys that it may use."""
+    lacking: Sequence[str] = ()
+    """Patterns of the keys that it lacks, if it may lock nothing."""
+
+
+def key_rights(patterns: Sequence[str], prefix: str) -> KeyRights:
+    """Return what a user may lock that may use keys like ``patterns``. ``prefix``: that of its coordinators.
+
+    Which names locks have is not known, so each pattern stands for one name that it matches.
+    """
+    allowed = [compiled(pattern.encode()) for pattern in patterns]
+
+    def lacking(name: str) -> list[str]:
+        """Return the patterns of the keys that a lock of this name needs, and that are not allowed."""
+        instance = sample(name.encode())
+        if instance is None:
+            return [name]
+        keys = lock_keys(instance, prefix.encode())
+        needed = zip(_patterns(keys, instance, name), (keys.all[:1], keys.all[1:]), strict=True)
+        return [one for one, them in needed if not all(any(it.fullmatch(key) for it in allowed) for key in them)]
+
+    if "*" in patterns or (prefix and not lacking("*")):
+        return KeyRights(["*"], patterns)
+    candidates = [names for pattern in patterns if (names := list(_names(pattern, prefix)))]
+    usable = dict.fromkeys(name for names in candidates for name in names if not lacking(name))
+    if usable:
+        around = {f"{{{name}}}:*" for name in usable}
+        return KeyRights([name for name in usable if name not in around], patterns)
+    if candidates:
+        found = [one for names in candidates for one in lacking(names[0])]
+    else:
+        found = [f"{prefix}*"] if prefix else lacking(f"{EXAMPLE}*")
+    return KeyRights([], patterns, list(dict.fromkeys(found)))
+
+
+def _names(pattern: str, prefix: str) -> Iterator[str]:
+    """Iterate over the patterns of names that keys like ``pattern`` may belong to."""
+    if not pattern.startswith(prefix):
+        return
+    rest = pattern.removeprefix(prefix)
+    if rest and (not rest.startswith("{") or rest.count("{") == rest.count("}")):
+        yield rest
+    if rest.startswith("{") and (inside := rest[1:].partition("}")[0]):
+        yield inside
+
+
+def _patterns(keys: LockKeys, instance: bytes, name: str) -> tuple[str, str]:
+    """Return the pattern of the key of a lock, and that of the keys around it. ``instance``: a name like ``name``."""
+    key, around = keys.all[0], keys.queue.removesuffix(b"queue") + b"*"
+    both = [it.rpartition(instance) for it in (key, around)]
+    first, second = (f"{before.decode()}{name}{after.decode()}" for before, _, after in both)
+    return first, second
+
 
 SETTINGS = (
     "min-replicas-to-write",
@@ -117,3 +194,191 @@ class SentinelFacts:
     """The reply to SENTINEL SENTINELS."""
     announced: bool = False
     """Whether only other sentinels name it; it is not in the address."""
+
+
+# -- Ask servers about themselves. Every command here only reads; a refused one is an answer, too --------------
+
+
+Ask: TypeAlias = Callable[..., Awaitable[Any]]
+"""Sends a command to one server; returns its answer, or `Refused`."""
+SAMPLES = 21
+RECENT = 3600
+
+
+def asking(client: Redis | RedisCluster, **options: Any) -> Ask:
+    """Return how to ask the server of ``client``; ``options`` are those of its ``execute_command``."""
+    untyped: Any = client
+
+    async def ask(*words: Any) -> Any:
+        try:
+            return await untyped.execute_command(*words, **options)
+        except ResponseError as error:
+            return Refused(str(error))
+
+    return ask
+
+
+def servers(session: Session) -> dict[str, Ask]:
+    """Return how to ask each server that grants locks, by its address."""
+    client = session.client
+    if isinstance(client, RedisCluster):
+        return {str(node.name): asking(client, target_nodes=node) for node in client.get_primaries()}
+    return {session.address.shown: asking(client)}
+
+
+async def facts_of(where: str, ask: Ask) -> Facts:
+    """Return what a server says about itself."""
+    info = await ask("INFO")
+    info = {} if isinstance(info, Refused) else info
+    latency, ahead = await _clock(ask)
+    nodes: Any = await ask("CLUSTER", "NODES") if info.get("cluster_enabled") else ""
+    return Facts(
+        where,
+        info,
+        await _settings(ask),
+        latency,
+        ahead,
+        await _slowest(ask),
+        _pairs(await ask("CLUSTER", "INFO")) if nodes else {},
+        [] if isinstance(nodes, Refused) else [line.split() for line in nodes.splitlines()],
+    )
+
+
+async def _settings(ask: Ask) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in SETTINGS:
+        answer = await ask("CONFIG GET", name)
+        if isinstance(answer, Refused):
+            return found
+        found |= {str(key): str(value) for key, value in answer.items()}
+    return found
+
+
+async def _clock(ask: Ask) -> tuple[float | None, float | None]:
+    """Return the seconds of a round trip, and how far the server's clock is ahead, by the fastest of some.
+
+    Both are None if TIME may not be asked.
+    """
+    trips: list[tuple[float, float]] = []
+    for _ in range(SAMPLES):
+        began, by_the_clock = time.monotonic(), time.time()
+        answer = await ask("TIME")
+        took = time.monotonic() - began
+        if not isinstance(answer, Refused):
+            trips.append((took, int(answer[0]) + int(answer[1]) / 1e6 - by_the_clock - took / 2))
+    if not trips:
+        return None, None
+    took, ahead = min(trips)
+    certain = max(0.0, abs(ahead) - took / 2)
+    return median(took for took, _ in trips), certain if ahead > 0 else -certain
+
+
+async def _slowest(ask: Ask) -> tuple[str, float] | None:
+    """Return the slowest command of the last hour; its arguments are nobody's business."""
+    entries, now = await ask("SLOWLOG", "GET", 128), await ask("TIME")
+    if isinstance(entries, Refused) or isinstance(now, Refused):
+        return None
+    recent = [entry for entry in entries if int(entry[1]) > int(now[0]) - RECENT and entry[3]]
+    found = [(int(entry[2]) / 1e6, str(entry[3][0]).upper()) for entry in recent]
+    seconds, name = max(found, default=(0.0, ""))
+    return (name, seconds) if found else None
+
+
+def _pairs(answer: Any) -> dict[str, str]:
+    """Return the "name:value" lines of an answer."""
+    if isinstance(answer, Refused):
+        return {}
+    return dict(line.split(":", 1) for line in text(answer).splitlines() if ":" in line)
+
+
+def text(word: Any) -> str:
+    """Return a word of an answer as text."""
+    return word.decode(errors="replace") if isinstance(word, bytes) else str(word)
+
+
+# -- The rights of the user of the connection, found out without writing anything ------------------------------
+
+
+KEY = "redis-sync-aio:doctor"
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "GET": (KEY,),
+    "SET": (KEY, ""),
+    "DEL": (KEY,),
+    "PTTL": (KEY,),
+    "PEXPIRE": (KEY, 1),
+    "TIME": (),
+    "ZADD": (KEY, 1, ""),
+    "ZREM": (KEY, ""),
+    "ZRANGE": (KEY, 0, 0),
+    "ZSCORE": (KEY, ""),
+    "ZCARD": (KEY,),
+    "HMGET": (KEY, ""),
+    "HGET": (KEY, ""),
+    "HSET": (KEY, "", ""),
+    "HDEL": (KEY, ""),
+    "ZRANGEBYSCORE": (KEY, 0, 0),
+    "ZREMRANGEBYRANK": (KEY, 0, 0),
+}
+"""The commands in the scripts of locks, semaphores and so on, with arguments for ACL DRYRUN."""
+UNKNOWN = "0" * 40
+"""The digest of no script: the server answers a user that may call scripts that there is none, and does nothing."""
+
+
+async def rights_of(session: Session, ask: Ask) -> Rights:
+    """Return what the user may do."""
+    called = await ask("EVALSHA", UNKNOWN, 0)
+    scripts = called if isinstance(called, Refused) and "NOSCRIPT" not in called.why.upper() else None
+    if scripts is not None and "no matching script" in scripts.why.lower():
+        scripts = None
+    user = await ask("ACL", "WHOAMI")
+    user = "" if isinstance(user, Refused) else str(user)
+    missing: list[str] | None = await _missing(user, ask) if user else None
+    resp3, push, listeners = await _push(session, ask)
+    keys = await _keys(user, ask, session.prefix) if user else None
+    known = missing is not None
+    return Rights(user, scripts, known, missing or [], keys, resp3, push, listeners, session.prefix)
+
+
+async def _missing(user: str, ask: Ask) -> list[str] | None:
+    """Return the commands that are not allowed; None if the server does not tell."""
+    found: list[str] = []
+    for name, arguments in COMMANDS.items():
+        answer = await ask("ACL", "DRYRUN", user, name, *arguments)
+        if isinstance(answer, Refused):
+            return None
+        if "command" in str(answer):  # else it is OK, or it is about the key, and locks may have other names
+            found.append(name)
+    return found
+
+
+async def _keys(user: str, ask: Ask, prefix: str) -> KeyRights | None:
+    """Return which names may be locked; None if the server does not tell, or if what it tells is not simple."""
+    answer = await ask("ACL", "GETUSER", user)
+    about = {} if isinstance(answer, Refused) else dict(zip(answer[::2], answer[1::2], strict=False))
+    if "keys" not in about or about.get("selectors"):
+        return None
+    words = about["keys"] if isinstance(about["keys"], list) else about["keys"].split()  # a list before Redis 7
+    patterns = [word.removeprefix("%RW").removeprefix("~") for word in words if not word.startswith(("%R~", "%W~"))]
+    return key_rights(patterns, prefix)
+
+
+async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | None, int]:
+    """Subscribe to a channel of our own, publish there, and count who gets it, as the link of locks does."""
+    channel = session.prefix + (INBOX_PREFIX + secrets.token_hex(8).encode()).decode()
+    async with session.another_client(protocol=3) as client:
+        try:
+            await try_to_connect(client)
+        except RedisError as error:
+            return Refused(str(error)), None, 1
+        async with client.pubsub() as pubsub:
+            try:
+                await pubsub.subscribe(channel)
+                await pubsub.get_message(timeout=session.response_timeout)
+            except ResponseError as error:
+                return None, Refused(str(error)), 1
+            published = await ask("PUBLISH", channel, "")
+            if isinstance(published, Refused):
+                return None, published, 1
+            if await pubsub.get_message(timeout=session.response_timeout) is None:
+                return None, Refused("a message that was published did not arrive"), 1
+            return None, None, int(published)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .._output import counted
+from .._session import counted
 from .facts import Facts
-from .findings import Finding, unreadable
+from .groups import Finding, unreadable
 
 SLOW = 0.01
 """Seconds: a slower round trip is felt at every lock."""

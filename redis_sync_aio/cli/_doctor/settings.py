@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .facts import Facts
-from .findings import Finding, unreadable
+from .groups import Finding, unreadable
 
 OLDEST = (6, 2)
 NEAR = 0.85

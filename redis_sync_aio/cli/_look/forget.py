@@ -11,9 +11,7 @@ from redis_sync_aio.inspection import MarkView, escape, inspect
 from redis_sync_aio.jobs import forget as forget_mark
 from redis_sync_aio.jobs import slot_name
 
-from .._failures import USAGE
-from .._session import Session, execute
-from .._shared import Shared
+from .._session import USAGE, Session, Shared, execute
 from . import words
 from .release import NOTHING, ask
 from .show import Name

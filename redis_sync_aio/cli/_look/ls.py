@@ -10,12 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from redis_sync_aio._inspection.patterns import check
+from redis_sync_aio._inspection.views import check
 from redis_sync_aio.inspection import NameView, inspect
 
-from .._output import counted
-from .._session import Session, execute
-from .._shared import Shared, not_empty
+from .._session import Session, Shared, counted, execute, not_empty
 from . import words
 
 EXITS = {0: "the names were listed, also when there are none"}

@@ -19,9 +19,7 @@ from redis_sync_aio._inspection.views import Kind
 from redis_sync_aio.inspection import HolderView, NameView, escape, inspect
 from redis_sync_aio.types import ReadSide
 
-from .._failures import DENIED, INTERRUPTED, USAGE, Failure
-from .._session import Session, execute
-from .._shared import Shared
+from .._session import DENIED, INTERRUPTED, USAGE, Failure, Session, Shared, execute
 from . import words
 from .show import Name
 

@@ -12,9 +12,7 @@ from rich.text import Text
 from redis_sync_aio._core.keys import CLOSED
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
 
-from .._output import counted
-from .._session import Session, execute
-from .._shared import Shared, not_empty
+from .._session import Session, Shared, counted, execute, not_empty
 from . import words
 
 EXITS = {0: "it is held, waited for, or remembered", 1: "the server knows nothing of that name"}

@@ -10,11 +10,8 @@ from typing import Annotated
 
 import typer
 
-from .._failures import USAGE, Failure
-from .._output import print_error
-from .._session import Session, execute
-from .._shared import Shared, not_empty
-from .holding import CANNOT_EXECUTE, LOST, NOT_FOUND, Holding, Plan, Side
+from .._session import USAGE, Failure, Session, Shared, execute, not_empty, print_error
+from .child import CANNOT_EXECUTE, LOST, NOT_FOUND, Holding, Plan, Side
 
 EXITS = {
     1: "the lock was not granted: -n or --timeout (-E sets another code)",

@@ -1,23 +1,50 @@
-"""The meaning of error replies, as the server sends them and as redis-py raises them."""
+"""Replies of a server: their words, and the meaning of errors, as it sends them and as redis-py raises them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal, TypeAlias, cast
 
+import hiredis
 import redis.exceptions
 
 from .._core.display import text
-from ..errors import (
-    CommandRefused,
-    CoordinatorClosed,
-    PushUnavailable,
-    SyncError,
-    Unreachable,
-)
-from .resp import Replies, Reply, ReplyError
+from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
+
+# -- Words of commands and replies, as they go over a connection -----------------------------------------------
+
+
+Reply: TypeAlias = Any
+"""A reply as hiredis returns it: int, bytes, None, list, dict …; the engine decodes it."""
+
+Replies: TypeAlias = list[Reply]
+"""Replies to several commands, error replies of the server among them as `ReplyError`."""
+
+Argument: TypeAlias = bytes | int
+Words: TypeAlias = tuple[Argument, ...]
+
+
+class ReplyError(Exception):
+    """An error reply of the server, verbatim."""
+
+
+PackCommand: TypeAlias = Callable[[Words], bytes]
+
+pack: PackCommand = cast("PackCommand", hiredis.pack_command)
+"""Return a command as bytes."""
+
+
+def unpack(commands: bytes) -> list[Words]:
+    """Return the commands that `pack` made ``commands`` of."""
+    reader = hiredis.Reader()
+    reader.feed(commands)
+    return [tuple(words) for words in iter(reader.gets, False)]
+
+
+# -- The meaning of error replies, as the server sends them and as redis-py raises them ------------------------
+
 
 # Replies that say "not now": nothing was executed, so the call is sent again after a pause.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
