@@ -16,11 +16,11 @@ from redis_sync_aio import (
     AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
-    Lease,
     SyncError,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
@@ -101,7 +101,7 @@ async def test_an_answer_that_says_nothing_ends_the_request(
         await wait_until(free, FAST, timeout=15)
         await bystander.extend(20)
         lease = await operation(w)
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, BaseLease)
         await lease.release()
         await bystander.release()
         assert w.sync.connections == opened, "the connection that all share was kept"
