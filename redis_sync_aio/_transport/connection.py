@@ -25,7 +25,7 @@ from ..errors import PushUnavailable
 from . import call as failures
 from .call import Call, not_understood
 from .executor import Converse, DialogueQueue, Exchange
-from .outage import FIRST_CONTACT, RECONNECT, RESPITE, Outage, has_answered, is_refused, note_answer
+from .outage import FIRST_CONTACT, RECONNECT, RESPITE, Outage, find_sentinel, has_answered, is_refused, note_answer
 
 FLUSH_AFTER = 50
 """Commands that are written together in mid-turn: the server starts on them while we pack the others."""
@@ -553,6 +553,8 @@ class Connector:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
         before = cancellations()
         async with asyncio.timeout(self._connect_timeout):
+            if not has_answered(self._client):
+                await find_sentinel(self._client, self._handshake.response_timeout)
             adopted = await open_connection(self._client, self._handshake.response_timeout)
             connection = self.opening = self._link.new_connection(adopted)
             try:

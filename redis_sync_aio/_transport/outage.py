@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import redis.exceptions
+from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError
 
+from .._client.redis_py import probe
 from .._client.replies import error_code
 from .._client.settings import RedisClient, address_of, uses_tls
 from .._core import logs
@@ -141,3 +143,23 @@ def is_refused(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+async def find_sentinel(client: Redis, response_timeout: float) -> None:
+    """Raise the latest refusal if all sentinels of ``client`` refuse connections; return if it has none.
+
+    To be called before the first contact: redis-py asks each sentinel for seconds, and raises nothing meanwhile.
+    """
+    refusal: Exception | None = None
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    for sentinel in () if manager is None else tuple(manager.sentinels):
+        try:
+            await probe(sentinel, response_timeout)
+        except (redis.exceptions.RedisError, OSError) as error:
+            if not is_refused(error):
+                return
+            refusal = error
+        else:
+            return
+    if refusal is not None:
+        raise refusal

@@ -35,7 +35,7 @@ from .cluster_link import ask
 from .endpoint import EndpointWatch
 from .executor import CONFLICT, Converse, advance
 from .link import Patience
-from .outage import FIRST_CONTACT, has_answered, is_refused, note_answer
+from .outage import FIRST_CONTACT, find_sentinel, has_answered, is_refused, note_answer
 
 # -- One attempt at a call over connections of the client's pools: by a script, or by a dialogue under WATCH ---
 
@@ -272,6 +272,7 @@ class PoolExecutor:
         try:
             async with asyncio.timeout(FIRST_CONTACT):
                 with cancel_repeatedly(FIRST_CONTACT):
+                    await find_sentinel(client, self._response_timeout)
                     await probe(client, self._response_timeout)
         except (redis.exceptions.RedisError, OSError) as refused:
             if is_refused(refused):

@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 
 import pytest
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.sentinel import Sentinel
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaderElection, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.servers import SentinelTopology
 
 from ..support.embedded import free_port
 
@@ -85,6 +87,34 @@ async def test_a_cluster_where_nothing_listens(port: int, push: Any) -> None:
     async with Coordinator(redis, push=push, retry_for=RETRY_FOR) as sync, gives_up(f"a cluster at 127.0.0.1:{port}"):
         await lock(sync)
     await redis.aclose()
+
+
+@PUSH
+async def test_sentinels_of_which_none_listens(port: int, push: Any) -> None:
+    """redis-py asks each of them for seconds, one after the other."""
+    sentinel: Any = Sentinel([("127.0.0.1", port)] * 3)  # type: ignore[no-untyped-call]
+    async with (
+        sentinel.master_for("nowhere") as redis,
+        Coordinator(redis, push=push, retry_for=RETRY_FOR) as sync,
+        gives_up("'nowhere' of Sentinel"),
+    ):
+        await lock(sync)
+    for one in sentinel.sentinels:
+        await one.aclose()
+
+
+@PUSH
+async def test_a_sentinel_that_listens_is_found_behind_one_that_does_not(port: int, push: Any) -> None:
+    async with SentinelTopology(sentinels=1, group="behind") as group:
+        sentinel: Any = Sentinel([("127.0.0.1", port), ("127.0.0.1", group.ports[0])])  # type: ignore[no-untyped-call]
+        async with (
+            sentinel.master_for(group.group) as redis,
+            Coordinator(redis, push=push, retry_for=RETRY_FOR) as sync,
+            AsyncLock(sync, "orders"),
+        ):
+            pass
+        for one in sentinel.sentinels:
+            await one.aclose()
 
 
 async def test_a_unix_socket_that_is_not_there(tmp_path: Any) -> None:
