@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from decimal import Decimal
+from numbers import Number
 from types import TracebackType, UnionType
 from typing import (
     Any,
@@ -70,8 +70,8 @@ __all__ = ["Codec", "OnCrash", "forget", "idempotent", "once", "once_per"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NOT_JSON = (bytes, bytearray, set, frozenset, complex, dt.date, dt.time, timedelta, Decimal, UUID)
-"""Types whose values JSON cannot represent; a datetime is a date."""
+NOT_JSON = (bytes, bytearray, set, frozenset, dt.date, dt.time, timedelta, UUID)
+"""Types whose values JSON cannot represent, besides numbers that are neither int nor float; a datetime is a date."""
 OnCrash: TypeAlias = Literal["again", "skip"]
 """The rule for a slot whose run did not come to its end: the next caller runs it again, or it is skipped."""
 
@@ -600,8 +600,10 @@ def _check_returned(function: Callable[..., Any]) -> None:
 def _not_json(annotation: Any) -> type | None:
     """Return a type in ``annotation`` whose values JSON cannot represent; None if there is certainly none."""
     origin = get_origin(annotation) or annotation
-    if isinstance(origin, type) and (is_dataclass(origin) or issubclass(origin, NOT_JSON)):
-        return origin
+    if isinstance(origin, type):
+        other_number = issubclass(origin, Number) and not issubclass(origin, (int, float))
+        if other_number or is_dataclass(origin) or issubclass(origin, NOT_JSON):
+            return origin
     parts = get_args(annotation)
     if origin is dict and parts and (get_origin(parts[0]) or parts[0]) is tuple:
         return tuple

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from decimal import Decimal
 from inspect import iscoroutinefunction
-from numbers import Real
-from typing import Any, TypeAlias
+from numbers import Number
+from typing import Any, SupportsFloat, TypeAlias, cast
 
 from .display import shown
 
@@ -54,9 +53,9 @@ def real_seconds(value: object, what: str) -> float | None:
         value = value.total_seconds()
     if value is None:
         return None
-    if not isinstance(value, (Real, Decimal)):
+    if not isinstance(value, Number) or isinstance(value, complex):
         raise TypeError(f"{what} must be a number of seconds, not {value!r}")
-    result = float(value)
+    result = float(cast("SupportsFloat", value))
     if math.isnan(result):
         raise ValueError(f"{what} must be a number of seconds, not {value!r}")
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection
 
 from ..errors._base import listed as listed_text
@@ -52,6 +51,8 @@ def release_command(key: bytes, token: bytes) -> str:
 
     It names the key of the lock, which is also its name for a client without a prefix.
     """
+    import shlex  # noqa: PLC0415  few programs ever say this, and all would load it
+
     name, value = (plain(text(it)) for it in (key, token))
     choice = f"--token {shlex.quote(value)}" if value else "--force"
     if len(value) > LONGEST:

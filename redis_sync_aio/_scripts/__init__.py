@@ -14,12 +14,12 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
-from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
 from .constants import put_in
 
-_FILES = files(__name__)
+_FILES = Path(__file__).parent
 _INCLUDE = re.compile(r"-- include: (\w+)")
 _NARROW = re.compile(r"-- NARROW ([\w/]+) ([\d ]+)")
 
