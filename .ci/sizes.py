@@ -17,12 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "redis_sync_aio"
 LIMITS = {
     "names at the root": 40,
-    "names in all public modules": 160,
-    "lines of code": 25_400,
-    "files": 260,
+    "names in all public modules": 150,
+    "lines of code": 24_700,
+    "files": 161,
     "lines of Lua": 1_600,
-    "protocols": 63,
-    "imports, percent of the code": 12,
+    "protocols": 60,
+    "imports, percent of the code": 9.5,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),

@@ -34,7 +34,7 @@ from . import _series
 from ._series import Attributes, Series
 from ._spans import AcquireSpans, Spans
 
-__all__ = ["AcquireSpans", "OpenTelemetryObserver", "instrument", "uninstrument"]
+__all__ = ["OpenTelemetryObserver", "instrument", "uninstrument"]
 
 NAME = "redis_sync_aio"
 """The name of the instrumentation scope."""
