@@ -50,7 +50,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the own permit is remembered when it is gone": Mutant("if token == ARGV[1] then own = '' end"),
     "the own permit is not remembered": Mutant("if token == ARGV[1] then own = mine end"),
     # P2 order
-    "barging": Mutant("if turn == FREE and fits(weight, 0) then", "if fits(weight, 0) then"),
+    "barging": Mutant("if turn == FREE and fits(weight) then", "if fits(weight) then"),
     "light ones pass a heavy head": Mutant(
         "        return FULL\n      end\n      leave(ticket)",
         "      end\n      leave(ticket)",
@@ -59,7 +59,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "nobody looks whether a heavy head lives": Mutant(
         "elseif turn == FULL and used < limit then look = Look.IN_TIME end", "end"
     ),
-    "somebody looks although nothing is free": Mutant("turn == FULL and used < limit and", "turn == FULL and"),
+    "somebody looks although nothing is free": Mutant("turn == FULL and used < limit then", "turn == FULL then"),
     "nobody is told to look after a heavy head": Mutant("moved = used >= limit"),
     "nobody is told to look after the next heavy head": Mutant("moved = true"),
     "who looks is told to look": Mutant("if moved and next_inbox", "if next_inbox"),
@@ -103,8 +103,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "if turn == RESERVED and not more then look = Look.SOON elseif", "if"
     ),
     "the claim is ignored": Mutant(
-        "hold(token, weight, tonumber(ms), had, its_fence,",
-        "hold(token, weight, 30000, had, its_fence,",
+        "hold(token, weight, tonumber(ms), its_fence)",
+        "hold(token, weight, 30000, its_fence)",
     ),
     # P4 replay
     "a holder gets a second permit": Mutant("differs or had or weight", "differs or weight"),
@@ -146,8 +146,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "a fence ahead of the clock is forgotten": Mutant("math.max(time, math.ceil(fence / 1000))", "time"),
     # out of memory
     "a new grant begins with a harmless write": Mutant(
-        "if more then leave(ticket) end\n  its_fence",
-        "leave(ticket)\n  its_fence",
+        "if more then leave(ticket) end\n  local its_fence",
+        "leave(ticket)\n  local its_fence",
     ),
     "a renewal begins with ZADD": Mutant(
         "keep(ms, true)\n  redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])",
