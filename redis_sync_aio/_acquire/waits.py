@@ -24,7 +24,7 @@ from .._core.keys import CLOSED, Keys, PermitKeys
 from .._engine.commands import Commands, Delivery
 from .._leases.grant import Grant
 from .._leases.held import HeldLeases
-from .._scripts.constants import WRITER_WEIGHT, Look
+from .._scripts.constants import WRITER_WEIGHT, Look, stated_limit
 from .._transport.call import Call
 from ..errors import AcquireTimeout, WaitTimeout
 
@@ -93,6 +93,8 @@ class Waits:
     """What to say of a lock's key, if this package did not write it and it has no ttl."""
     held_by = ""
     """The holders, as the server has just told them, while errors of waiters whose time is up are made."""
+    paused = False
+    """Whether the limit was 0 when the server told the holders."""
     _late: asyncio.TimerHandle | None = None
     _asked = False
     _quiet_until = -math.inf
@@ -130,6 +132,7 @@ class Waits:
 
     def _found_holders(self, view: NameView | None) -> None:
         # It may be late, and the answer to an earlier question: then it serves those whose time is up now.
+        self.paused = view is not None and view.limit == 0
         self._tell_holders("" if view is None else _described(view))
 
     def _tell_holders(self, held_by: str) -> None:
@@ -139,7 +142,7 @@ class Waits:
         waiters, self._timed_out = self._timed_out, []
         for then in waiters:
             then()
-        self.held_by = ""
+        self.held_by, self.paused = "", False
 
     def find_deadlock(self) -> None:
         """End the wait of a task for itself: a body of it holds the same by another client, coordinator or engine.
@@ -229,6 +232,8 @@ def _holders(view: NameView) -> str:
         writes = any(it.access == "write" for it in view.holders)
         return f"{tokens} {'writes' if writes else 'read'}" if tokens else "nobody reads or writes at this moment"
     if view.kind == "semaphore":
+        if view.limit == 0:
+            return f"its limit is 0 (paused), and {view.held} permits are held, by {tokens or 'nobody'}"
         are = "is" if view.held == 1 else "are"
         return f"{view.held} of its {view.limit} permits {are} held, by {tokens or 'nobody'}"
     if not view.holders:
@@ -252,7 +257,7 @@ def timeout_error(
     if isinstance(resource.keys, PermitKeys) and (closed := CLOSED.get(resource.keys.kind)):
         return WaitTimeout(name=resource.name, within=within, answered=answered, closed=closed)
     own = sum(lease.weight for lease in resource.leases)
-    held_by = "" if resource.waits is None else resource.waits.held_by
+    held_by, paused = ("", False) if resource.waits is None else (resource.waits.held_by, resource.waits.paused)
     remaining = resource.holder_remaining()
     if weight and permits != WRITER_WEIGHT:
         return AcquireTimeout.of_permits(
@@ -261,7 +266,7 @@ def timeout_error(
             remaining=remaining,
             answered=answered,
             weight=weight,
-            limit=permits,
+            limit=0 if paused else stated_limit(permits) or None,  # the server may have another one than 0
             held_here=own,
             held_by=held_by,
         )

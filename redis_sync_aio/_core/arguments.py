@@ -149,6 +149,11 @@ def permits(value: object, what: str) -> int:
     return int(number)  # an int of another type (IntEnum) cannot be sent
 
 
+def permit_limit(value: object, what: str) -> int:
+    """Return ``value`` if it can be a limit, 0 (paused) to 1,000,000,000; raises TypeError or ValueError."""
+    return 0 if count(value, what, 0) == 0 else permits(value, what)
+
+
 def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
     """Raise ValueError unless ``value`` is one of ``choices``."""
     if value not in choices:

@@ -261,7 +261,7 @@ class Commands:
         return self._send("link/read", keys, (b"".join(map(pack, commands)),), delivery)
 
     def resize(self, keys: Keys, limit: int, delivery: Delivery) -> Call:
-        """Set the limit of permits."""
+        """Set the limit of permits, which is as `wire_limit` returns it."""
         return self._send("permits/resize", keys, (limit,), delivery)
 
     def count_down(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:

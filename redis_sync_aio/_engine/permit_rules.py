@@ -37,6 +37,7 @@ from .._scripts.constants import (
     FENCE_RANGE,
     MAX_NOTIFIED,
     OPEN_LIMIT,
+    PAUSED_LIMIT,
     TOMBSTONE_MS,
     WRITER_WEIGHT,
     Look,
@@ -66,7 +67,7 @@ class PermitDraft(QueueDraft):
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
         # Since the last waiter queued there may be room, or (in `settle`) another first waiter.
-        self.moved = before.packed or before.used >= before.limit > 0
+        self.moved = before.packed or before.used >= before.limit != 0
 
     def decide(self, reply: ScriptReply) -> PermitDecision:
         after = replace(
@@ -188,7 +189,9 @@ class PermitDraft(QueueDraft):
             else:
                 self.hand_over(member, ticket, weight)
             self.moved = True
-        return Settled.FULL, None  # the limit is unknown: the next request brings it
+        if self.limit == PAUSED_LIMIT and (not self.queue or self.queue[0] == mine):
+            return Settled.FREE, None
+        return Settled.FULL, None  # paused, a closed gate, or the limit is unknown: the next request brings it
 
     def watch_over(self, inbox: bytes, mine: bytes) -> None:
         """Let the second ticket look from time to time: the first waits for more permits, and may die."""
@@ -272,7 +275,8 @@ def acquire(
     draft.limit = before.limit or limit
     back = draft.come_back(member, former)
     turn, reserved = draft.settle(member)  # before the rest: another ticket may bring this token a grant
-    differs = limit > 0 and limit != draft.limit and member not in draft.queue
+    states = limit > 0 or limit == PAUSED_LIMIT
+    differs = states and limit != draft.limit and member not in draft.queue
     idle = not draft.used and turn is Settled.FREE
     if differs and not before.resized and (whose == b"set" or idle):
         draft.limit = draft.known_limit = limit
@@ -285,6 +289,8 @@ def acquire(
         return _grant(draft, token, ttl_ms, member, weight)
     if member and member not in draft.queue and draft.crowded(most):
         return draft.decide((Outcome.QUEUE_FULL, draft.waiting(), draft.left() or -1, draft.now, 0))
+    if member and draft.limit == PAUSED_LIMIT:  # no grant writes it, or keeps it
+        draft.known_limit, draft.least = draft.limit, ttl_ms
     return draft.line_up(turn, reserved, member, poll_ms, back=back)
 
 

@@ -344,7 +344,7 @@ def _about(
         while True:
             view = yield from _read(keys, token, own, former, seen, mute)
             before = view.before
-            packed |= before.used >= before.limit > 0
+            packed |= before.used >= before.limit != 0
             view = replace(view, before=replace(before, packed=packed))
             queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
             without = queued if waits and own in before.queue else None

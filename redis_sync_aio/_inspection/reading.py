@@ -47,7 +47,7 @@ from .._core.keys import (
 )
 from .._engine.watch_dialogue import microseconds, not_ours, pairs
 from .._engine.watch_permits import permits_of, state_alone
-from .._scripts.constants import FREE_MS, WRITER_WEIGHT
+from .._scripts.constants import FREE_MS, PAUSED_LIMIT, WRITER_WEIGHT, stated_limit
 from .._transport.call import not_understood
 from ..errors import PermissionDenied, SyncError, Unreachable
 from . import views as problems
@@ -412,12 +412,16 @@ class PermitReading(Reading):
         if held >= WRITER_WEIGHT:
             held = 1
         known = self._readable(self._permits, HOLDERS)
-        if known and not (holders or self._gate) and any(it.alive is not False for it in waiters):
+        if (
+            known
+            and not (holders or self._gate or self._limit == PAUSED_LIMIT)
+            and any(it.alive is not False for it in waiters)
+        ):
             self.problems.append(problems.queue_without_holder(waiters[0].polls))
         if not (shared or self._gate) and held > self._limit > 0:
             self.problems.append(problems.over_limit(held, self._limit))
         self._judge_keys(self._fence)
-        limit = None if shared or self._gate else self._limit or None
+        limit = None if shared or self._gate else stated_limit(self._limit)
         return NameView(
             text(self.name),
             self.kind,

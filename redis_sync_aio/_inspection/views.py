@@ -154,7 +154,8 @@ class NameView:
         waiters: The requests in the queue, in order; as many as were asked for.
         held: How many permits are held; 1 for a lock that is held. Of a read/write lock the number of holders.
         waiting: How many requests are in the queue.
-        limit: How many permits there are; 1 for a lock. None: of anything else but a semaphore, or not known.
+        limit: How many permits there are; 1 for a lock, 0 for a paused semaphore. None: of anything else but a
+            semaphore, or not known.
         available: How many permits are free; None where ``limit`` is, and if the holders are not readable. Waiters come
             first.
         fence: The last fence that the server remembers, whether or not it is held now. None: it remembers none.

@@ -9,13 +9,13 @@ from typing import Literal, TypeAlias, get_args
 from .._acquire.implicit import CoordinatorLike
 from .._acquire.resource import Resource
 from .._client.settings import Client
-from .._core.arguments import Name, Seconds, one_of, permits
+from .._core.arguments import Name, Seconds, one_of, permit_limit, permits
 from .._core.keys import Engine, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer, Commands, Delivery
 from .._leases.hold import Acquiring, OnLost
 from .._leases.lease import Lease
-from .._scripts.constants import Outcome
+from .._scripts.constants import Outcome, stated_limit, wire_limit
 from .._transport.call import Call
 from ..errors import LimitMismatch, SyncError
 from .base import LeaseOptions, PermitPrimitive
@@ -30,7 +30,7 @@ OnMismatch: TypeAlias = Literal["raise", "keep", "set"]
 class _Refusal:
     """Makes the error for a request that the server did not admit. Knows the limit of now, and not its semaphore.
 
-    ``asked``: the limit when the request was made.
+    ``asked``: the limit when the request was made. Limits are as `wire_limit` returns them.
     """
 
     name = ""
@@ -40,11 +40,11 @@ class _Refusal:
 
     def __call__(self, answer: Answer, weight: int, *, asked: int) -> SyncError:
         limit = answer.number
-        too_heavy = answer.outcome is Outcome.TOO_HEAVY or (limit == self.limit and weight > limit)
+        too_heavy = answer.outcome is Outcome.TOO_HEAVY or (limit == self.limit and 0 < limit < weight)
         return LimitMismatch(
             name=self.name,
-            expected=(asked if too_heavy and limit else self.limit) or None,
-            found=limit or None,
+            expected=stated_limit(asked if too_heavy and limit else self.limit),
+            found=stated_limit(limit),
             weight=weight if too_heavy else 0,
             resized=answer.more > 0,
         )
@@ -76,7 +76,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`, 1 to 8192 bytes. A semaphore and a lock of the same name are independent.
-        limit: How many permits there are, 1 to 1,000,000,000. None: as many as the server says.
+        limit: How many permits there are, 0 to 1,000,000,000. None: as many as the server says. 0: the semaphore is
+            paused. Requests of any weight wait in their order, and holders keep, renew and release their permits.
         on_mismatch: Whose limit counts while permits are held or waited for under another one, as in a rolling
             deployment that changes the limit. "raise" (default): neither; LimitMismatch. "keep": that of the server,
             until nobody holds or waits. "set": this one, from now on. A limit that was set by `resize` is kept, and
@@ -132,7 +133,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a semaphore needs a ttl: a crashed holder's permit would never come back")
-        self._limit = 0 if limit is None else permits(limit, "limit")
+        self._limit = wire_limit(None if limit is None else permit_limit(limit, "limit"))
         one_of(on_mismatch, get_args(OnMismatch), "on_mismatch")
         if not self._limit and on_mismatch != "raise":
             raise ValueError(f"on_mismatch={on_mismatch!r} needs a limit; limit=None takes the server's")
@@ -148,10 +149,11 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     @property
     def limit(self) -> int | None:
         """The limit that this object asks for: that of its making, or of its last `resize`. None: that of the server.
+        0: paused.
 
         Another process may have set another limit since; `statistics` has the one in use.
         """
-        return self._limit or None
+        return stated_limit(self._limit)
 
     @explains_words_of_redis_py
     def acquire(
@@ -209,12 +211,19 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         """Set the limit for everybody, until the next `resize`. One round trip.
 
         A higher limit grants waiting requests immediately. A lower limit takes nothing away: nothing is granted while
-        more than that is held. A waiter that is heavier than the new limit gets LimitMismatch. This object uses the new
+        more than that is held. A waiter that is heavier than the new limit gets LimitMismatch.
+
+        A limit of 0 pauses the semaphore: nothing is granted until a `resize` raises the limit. Holders keep their
+        permits, and may renew and release them. Waiters of any weight keep their places, and are granted in order when
+        the limit is raised; those heavier than the limit of then get LimitMismatch. Meanwhile `try_acquire` returns
+        None.
+
+        This object uses the new
         limit from now on. Objects that were made with another limit get LimitMismatch, so make those with
         ``limit=None``.
 
         Args:
-            limit: 1 to 1,000,000,000.
+            limit: 0 (pause) to 1,000,000,000.
 
         Raises:
             TypeError, ValueError: The limit is bad. Nothing was sent.
@@ -222,7 +231,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
         On cancellation the command goes on. The limit may or may not be set; this object uses it as soon as it is.
         """
-        new = permits(limit, "limit")
+        new = wire_limit(permit_limit(limit, "limit"))
         hub = self._at_work()
 
         def send(commands: Commands, delivery: Delivery) -> Call:
@@ -237,14 +246,14 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         await hub.ask(send, goes_on=True)
 
     async def get_limit(self) -> int:
-        """Return the limit on the server. One round trip.
+        """Return the limit on the server, 0 while it is paused. One round trip.
 
         Raises:
             LimitMismatch: The server knows no limit yet.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
         """
-        found, _ = await self._limit_and_queue()
-        if not found:
+        found = stated_limit((await self._limit_and_queue())[0])
+        if found is None:
             raise LimitMismatch(name=self.name, expected=self.limit, found=None)
         return found
 
@@ -271,6 +280,6 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
     def _check_weight(self, weight: int) -> int:
         weight = permits(weight, "weight")
-        if self._limit and weight > self._limit:
+        if 0 < self._limit < weight:
             raise ValueError(f"a weight of {weight} never fits into the limit {self._limit} of {self.name!r}")
         return weight

@@ -74,6 +74,8 @@ WRITER_WEIGHT = 2**31 - 1
 """The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
 OPEN_LIMIT = 2**31 - 2
 """The limit of an event or a latch that is open: everybody gets in. A limit of -n: closed until n counts are made."""
+PAUSED_LIMIT = -(2**31 - 1)
+"""The limit of a semaphore that is paused: it lets in nobody, like a closed gate, and nothing is too heavy for it."""
 SOONER_TRIES = 2
 """Most waiters that are notified of a shorter lease, until one listens; the others look by themselves."""
 MAX_NOTIFIED = 64
@@ -107,3 +109,16 @@ _NAME = re.compile(r"[A-Z]\w*(?:\.[A-Z]\w*)?")  # no `\b`: that takes twice as l
 def put_in(text: str) -> str:
     """Return the text of a script with the values of these constants in place of their names."""
     return _NAME.sub(lambda match: _VALUES.get(match[0], match[0]), text)
+
+
+# -- The limit of a semaphore, as its users state it and as the server has it ---------------------------------------
+
+
+def wire_limit(limit: int | None) -> int:
+    """Return the limit as the server has it: 0 for None, PAUSED_LIMIT for 0."""
+    return 0 if limit is None else limit or PAUSED_LIMIT
+
+
+def stated_limit(limit: int) -> int | None:
+    """Return the limit of `wire_limit` as users state it: None if there is none, 0 of a paused semaphore."""
+    return 0 if limit == PAUSED_LIMIT else limit or None

@@ -490,7 +490,7 @@ class Holdings(TaskGrantManager):
         """Whether a grant excludes others: those of readers exclude writers."""
         self.limit = request.limit
         """The limit in its tickets; 0 for the limit that the server knows."""
-        self._counts = self.limit > 0 or not self._weight
+        self._counts = self.limit != 0 or not self._weight
         """Whether the number of possible grants is known, each of which takes one place."""
         self._room = self._places()
         """Number of further grants and tickets for which there is room."""

@@ -19,7 +19,7 @@ from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._coordinator import Coordinator
 from .._core import logs
-from .._core.arguments import Seconds, count, is_async, permits, timeout_seconds, ttl_ms
+from .._core.arguments import Seconds, count, is_async, permit_limit, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
 from .._leases.hold import Acquiring, Face
@@ -306,7 +306,7 @@ def permit_holding(
 ) -> Holding:
     """Return what a handler with a permit asks for; raise TypeError or ValueError for a bad argument."""
     seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), most_waiting(max_waiting)
-    number = permits(limit, "limit")
+    number = permit_limit(limit, "limit")
 
     def make(sync: Coordinator, name: str) -> Acquiring[Lease]:
         semaphore = sync.semaphore(name, limit=number, on_mismatch="keep", ttl=seconds, max_waiting=most)

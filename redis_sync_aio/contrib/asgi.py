@@ -20,7 +20,7 @@ from typing import TypeAlias, cast
 from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._coordinator import Coordinator
-from .._core.arguments import Seconds, count, permits, require_function, timeout_seconds, ttl_ms
+from .._core.arguments import Seconds, count, permit_limit, require_function, timeout_seconds, ttl_ms
 from .._core.keys import permit_keys
 from .._primitives.semaphore import AsyncSemaphore
 from ..errors import AcquireTimeout, LeaseLost, QueueFull
@@ -78,8 +78,8 @@ class Limit:
 
     Args:
         app: The application.
-        limit: How many requests at a time, 1 to 1,000,000,000. While others use another limit, as in a rolling
-            deployment, theirs counts.
+        limit: How many requests at a time, 1 to 1,000,000,000. 0: none, until `resize` raises it. While others use
+            another limit, as in a rolling deployment, theirs counts.
         client: A client, a `Coordinator`, or a function without arguments that returns one of these, called at each
             request. None: the coordinator in the state of the lifespan (`lifespan_of`).
         name: The name of the semaphore.
@@ -126,7 +126,7 @@ class Limit:
         if not callable(app):
             raise TypeError(f"app must be an ASGI application, not {app!r}")
         self.app = app  # as middleware of Starlette calls it
-        self._limit = permits(limit, "limit")
+        self._limit = permit_limit(limit, "limit")
         self._client = None if client is None else _web.check_source(client)
         self._name = name
         self._timeout = timeout_seconds(timeout)

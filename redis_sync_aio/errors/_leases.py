@@ -89,7 +89,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         remaining: float | None,
         answered: bool,
         weight: int,
-        limit: int,
+        limit: int | None,
         held_here: int,
         held_by: str = "",
     ) -> AcquireTimeout:
@@ -101,12 +101,14 @@ class AcquireTimeout(SyncError, TimeoutError):
             answered: The attribute.
             within: The seconds that it was waited for.
             weight: The permits that were asked for.
-            limit: All that there are, or 0 if the caller left that to the server.
+            limit: All that there are, 0 while they are paused, None if it left that to the server.
             held_here: The permits that this process holds.
             held_by: The attribute.
         """
         if not answered:
             why = f"{name!r} was not granted{_within(within)}: {no_answer(name)}"
+        elif limit == 0:
+            why = f"{name!r} was not granted{_within(within)}: it is paused by a limit of 0, until resize() raises it"
         else:
             why = f"{name!r} did not have {weight} of its {f'{limit} ' if limit else ''}permits free{_within(within)}: "
             why += _held_here(f"{held_here} of them", "") if held_here else _held_elsewhere("them", held_by)
@@ -214,7 +216,7 @@ class LimitMismatch(SyncError, ValueError):
         name: The name of the semaphore, the barrier or the latch.
         expected: The limit that the caller gave. None: the caller left it to the server. If a `resize` made a waiting
             request too heavy, the limit at the time of the request.
-        found: The limit on the server. None: the server knows none yet.
+        found: The limit on the server, 0 while it is paused. None: the server knows none yet.
     """
 
     def __init__(
@@ -229,17 +231,18 @@ class LimitMismatch(SyncError, ValueError):
             weight: What was asked for, if it is too heavy for the server's limit.
             resized: The server's limit was set by `resize`.
         """
+        now = "0 (paused)" if found == 0 else found
         if found is None:
             why = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
         elif weight:
             why = f"a weight of {weight} never fits into its limit of {found}: ask for less, or resize() it"
         elif found == expected:
-            why = f"its limit became {found} while this was asked for: ask again"
+            why = f"its limit became {now} while this was asked for: ask again"
         elif resized:
-            why = f"its limit is {found}, not {expected}: resize() set it, and only resize() changes it: call it, or "
+            why = f"its limit is {now}, not {expected}: resize() set it, and only resize() changes it: call it, or "
             why += "use limit=None"
         else:
-            why = f"its limit is {found}, not {expected}: use the same limit everywhere, limit=None, on_mismatch, or "
+            why = f"its limit is {now}, not {expected}: use the same limit everywhere, limit=None, on_mismatch, or "
             why += "resize(); when nobody holds a permit or waits for one, another limit is accepted"
         super().__init__(f"{name!r}: {why}")
         self.name = name

@@ -37,6 +37,10 @@ def test_what_show_says_is_held() -> None:
         "1 of 2 permits is held",
         "2 of 2 permits are held",
     ]
+    assert [state(view(it, kind="semaphore", limit=0)) for it in (0, 1)] == [
+        "paused (limit 0), 0 permits are held",
+        "paused (limit 0), 1 permit is held",
+    ]
     reads = [state(view(it, kind="read_write", limit=None, access="read")) for it in (0, 1, 2)]
     assert reads == ["free", "held by 1 reader", "held by 2 readers"]
     assert state(view(1, kind="read_write", limit=None, access="write")) == "held by a writer"
@@ -53,6 +57,8 @@ def test_what_release_says_of_holders_and_waiters() -> None:
     ]
     permits = view(1, kind="semaphore", limit=3, waiting=1)
     assert announced(permits, permits.holders)[-1] == "- The next waiter gets it as soon as enough is free: h:0."
+    paused = view(1, kind="semaphore", limit=0, waiting=1)
+    assert announced(paused, paused.holders)[-1].startswith("- The next waiter gets it when a resize raises the limit")
 
 
 @pytest.mark.parametrize(("number", "head", "hidden"), [

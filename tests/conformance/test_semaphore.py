@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, QueueFull, wait_until
 from redis_sync_aio.errors import LimitMismatch
 
 from ..support.body import FAST, waits
@@ -375,6 +375,83 @@ async def test_a_waiter_too_heavy_since_its_own_object_was_resized_is_told(sync:
     assert (caught.value.expected, caught.value.found) == (4, 2)
     await holder.release()
     await all_free(sem)
+
+
+async def test_a_limit_of_0_grants_nothing_and_takes_nothing(sync: Coordinator, other: Coordinator) -> None:
+    """Holders renew and release; waiters of any weight stay in line, from before and since, until it is raised."""
+    sem, admin = semaphore(sync, 4), semaphore(other, None)
+    holder, leaver = await sem.acquire(weight=2), await sem.acquire(weight=2)
+    tasks = await line_up(sem, 3)
+    for _ in range(2):  # as when the reply to the first was lost
+        await admin.resize(0)
+    found = await admin.statistics()
+    assert (found.limit, found.held, found.available, found.problems) == (0, 4, 0, ())
+    assert (await admin.get_limit(), await admin.locked()) == (0, True)
+    tasks += await line_up(admin, 1, 2)
+    await leaver.release()
+    await holder.extend(20)
+    assert await admin.try_acquire() is None
+    await assert_waiting(sem, tasks[0])
+    await assert_waiting(admin, *tasks[1:])
+    with pytest.raises(LimitMismatch, match=r"its limit is 0 \(paused\), not 4: resize\(\) set it"):
+        await semaphore(other, 4).acquire()
+    await admin.resize(5)
+    leases = await granted(*tasks[:1])
+    await assert_waiting(admin, *tasks[1:])  # 5 are held: the first in line had to come first
+    await holder.release()
+    leases += await granted(*tasks[1:2])
+    await leases.pop(0).release()
+    leases += await granted(*tasks[2:])
+    assert leases[0].fence < leases[1].fence
+    for lease in leases:
+        await lease.release()
+    await all_free(admin)
+
+
+async def test_a_waiter_of_a_paused_semaphore_that_is_too_heavy_afterwards_is_told(sync: Coordinator) -> None:
+    sem = semaphore(sync, None)
+    await sem.resize(0)
+    tasks = await line_up(sem, 3, 1)
+    with pytest.raises(QueueFull):
+        await semaphore(sync, None, max_waiting=2).acquire()
+    await sem.resize(2)
+    with pytest.raises(LimitMismatch, match="a weight of 3 never fits into its limit of 2"):
+        await asyncio.wait_for(tasks[0], 5)
+    for lease in await granted(tasks[1]):
+        await lease.release()
+    await all_free(sem)
+
+
+async def test_an_object_made_with_limit_0_waits_until_the_limit_is_raised(
+    sync: Coordinator, other: Coordinator, redis: Redis
+) -> None:
+    """While it waits, 0 is the limit on the server, which other limits do not replace."""
+    sem = semaphore(sync, 0)
+    assert sem.limit == 0
+    assert await sem.try_acquire() is None
+    async with semaphore(other, 2):  # nobody waited
+        pass
+    tasks = await line_up(sem, 1, 2)
+    with pytest.raises(LimitMismatch, match=r"its limit is 0 \(paused\), not 2: use the same limit everywhere"):
+        await semaphore(other, 2).acquire()
+    assert await semaphore(other, None).get_limit() == 0
+    assert await redis.pttl(sem._keys.all[1]) > 3_600_000
+    await semaphore(other, None).resize(2)
+    for task in tasks:
+        for lease in await granted(task):
+            await lease.release()
+    await all_free(semaphore(other, None))
+
+
+async def test_a_request_of_a_paused_semaphore_times_out(sync: Coordinator, other: Coordinator) -> None:
+    sem = semaphore(sync, None)
+    await semaphore(other, None).resize(0)
+    with pytest.raises(AcquireTimeout, match=r"it is paused by a limit of 0, until resize\(\) raises it"):
+        await sem.acquire(timeout=0.05)
+    with pytest.raises(AcquireTimeout):
+        await sem.acquire(timeout=0)
+    found = await sem.statistics()
+    assert (found.limit, found.waiting) == (0, 0)
 
 
 async def test_resize_of_a_name_nobody_used(sync: Coordinator, redis: Redis) -> None:

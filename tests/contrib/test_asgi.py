@@ -387,7 +387,7 @@ async def test_what_is_no_request_passes_and_a_missing_coordinator_is_named() ->
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"limit": 0},
+        {"limit": -1},
         {"client": "redis://x"},
         {"name": ""},
         {"name": b"x"},

@@ -196,7 +196,7 @@ def test_a_wrong_declaration_says_what_was_expected(name: str, options: dict[str
 
 def test_a_permit_needs_a_limit() -> None:
     with pytest.raises(ValueError, match="limit"):
-        hold_permit("export", limit=0, timeout=0)
+        hold_permit("export", limit=-1, timeout=0)
 
 
 async def test_a_local_name_in_a_module_with_text_annotations_is_refused_at_the_start(server: EmbeddedServer) -> None:

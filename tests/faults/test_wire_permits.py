@@ -116,13 +116,31 @@ async def resize(w: Wired, arm: Arm) -> int:
     return await check_all_free(w)
 
 
+async def pause(w: Wired, arm: Arm) -> int:
+    """A limit of 0 grants nothing, also when its reply is lost and it is set twice; it is raised again by them."""
+    holder = await theirs_of(w, LIMIT).acquire(weight=LIMIT)
+    waiting = asyncio.create_task(theirs(w).acquire(weight=2))
+    await w.queued(1)
+    admin = ours(w)
+    arm(RESIZE)
+    await admin.resize(0)
+    await holder.release()
+    assert (await admin.get_limit(), admin.limit) == (0, 0)
+    found = await admin.statistics()
+    assert (found.held, found.waiting) == (0, 1)
+    await theirs(w).resize(LIMIT)
+    await (await waiting).release()
+    await admin.resize(LIMIT)
+    return await check_all_free(w)
+
+
 def theirs_of(w: Wired, limit: int) -> AsyncSemaphore:
     """As `theirs`, for the first use."""
     return AsyncSemaphore(w.other, w.name, limit=limit)
 
 
 @pytest.mark.parametrize("mode", first_of("link", "plain"))
-@pytest.mark.parametrize("operation", first_of(weighted_contended, release_to_several, resize))
+@pytest.mark.parametrize("operation", first_of(weighted_contended, release_to_several, resize, pause))
 async def test_sweep_of_several_permits(server: EmbeddedServer, operation: Operation, mode: str) -> None:
     """C1-C5, D3, D9: 18 faults for each of 3 operations, in 2 modes: 108 in all."""
     faults = WIRE | ANSWERS

@@ -222,6 +222,16 @@ MUTANTS: Mapping[str, Mutant] = {
     "nobody is told who set the limit": Mutant("now, differs and resized and 1 or 0}", "now, 0}"),
     "who sets the limit wakes nobody": Mutant("  turn, more = settle(ticket)\n  had", "  had"),
     "who sets the limit does not store it": Mutant("  redis.call('HSET', STATE, 'limit', limit)\n  turn", "  turn"),
+    "a pause lets in": Mutant("return used + weight <= limit end", "return used + weight <= math.abs(limit) end"),
+    "a pause is not stored": Mutant("if state[1] ~= 'PAUSED_LIMIT' then", "if false then"),
+    "a pause is forgotten": Mutant("'used', used) end\n  keep(ttl, false)", "'used', used) end"),
+    "a pause gives way to no other limit": Mutant(
+        "if limit == PAUSED_LIMIT then\n    first", "if false then\n    first"
+    ),
+    "a pause gives way although somebody waits": Mutant(
+        "if not first[1] or first[1] == mine then return FREE, first[1] end", "return FREE"
+    ),
+    "a pause is no other limit": Mutant("asked > 0 or asked == PAUSED_LIMIT", "asked > 0"),
     "a short release frees nothing": Mutant("soonest and known[1] - held", "soonest and known[1]"),
     "handed on although something is over": Mutant(
         "local held = soonest and soonest + 0 > now and", "local held = soonest and"

@@ -40,6 +40,7 @@ BAD_PERMITS: Table = {
     "decimal": (Decimal(5), TypeError),
     "list": ([1], TypeError),
 }
+BAD_LIMIT: Table = {name: bad for name, bad in BAD_PERMITS.items() if name != "0"}
 NO_TTL: Table = {**BAD_TTL, "none": (None, TypeError)}
 NO_WEIGHT: Table = {**BAD_PERMITS, "none": (None, TypeError), "above the limit": (6, ValueError)}
 
@@ -52,7 +53,7 @@ def make(client: Any, name: Any = "x", limit: Any = 5, **options: Any) -> AsyncS
 
 USES: Mapping[str, tuple[Use, Table]] = {
     "AsyncSemaphore(name)": (lambda client, sem, bad: make(client, bad), BAD_NAME),
-    "AsyncSemaphore(limit)": (lambda client, sem, bad: make(client, limit=bad), BAD_PERMITS),
+    "AsyncSemaphore(limit)": (lambda client, sem, bad: make(client, limit=bad), BAD_LIMIT),
     "AsyncSemaphore(ttl)": (lambda client, sem, bad: make(client, ttl=bad), NO_TTL),
     "AsyncSemaphore(max_hold)": (lambda client, sem, bad: make(client, max_hold=bad), BAD_TTL),
     "AsyncSemaphore(auto_renew)": (
@@ -65,7 +66,7 @@ USES: Mapping[str, tuple[Use, Table]] = {
     "acquire(ttl)": (lambda client, sem, bad: sem.acquire(ttl=bad), BAD_TTL),
     "acquire(identity)": (lambda client, sem, bad: sem.acquire(identity=bad), BAD_IDENTITY),
     "try_acquire(weight)": (lambda client, sem, bad: sem.try_acquire(weight=bad), NO_WEIGHT),
-    "resize(limit)": (lambda client, sem, bad: sem.resize(bad), {**BAD_PERMITS, "none": (None, TypeError)}),
+    "resize(limit)": (lambda client, sem, bad: sem.resize(bad), {**BAD_LIMIT, "none": (None, TypeError)}),
     "release(identity)": (lambda client, sem, bad: sem.release(identity=bad), BAD_IDENTITY),
 }
 CASES = [

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from ..support.inside import TOMBSTONE_MS, ticket_member
+from ..support.inside import PAUSED_LIMIT, TOMBSTONE_MS, ticket_member
 from .permits import (
     ALIVE,
     BUSY,
@@ -395,6 +395,34 @@ async def refused(redis: Client, token: bytes, limit: int, whose: bytes = b"") -
     code, found, left, _, resized = await run(redis, "permits/acquire", token, TTL, b"", 0, 1, limit, whose)
     assert (code, left) == (MISMATCH, -1)
     return found, resized == 1
+
+
+async def test_a_paused_semaphore_grants_nothing_until_a_resize(redis: Client) -> None:
+    """Nothing is too heavy for it, and nobody in the queue is told anything."""
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=2)
+        await waits(redis, b"b")
+        for before in (2, PAUSED_LIMIT):
+            assert await resize(redis, PAUSED_LIMIT) == before
+        assert await renew(redis, b"a") == 1
+        await release(redis, b"a")
+        await waits(redis, b"heavy", weight=10**9, limit=0)
+        await waits(redis, b"c", limit=PAUSED_LIMIT)
+        assert (await ask(redis, b"d", limit=0))[0] == BUSY
+        assert (await holders(redis), await told()) == ({}, [])
+        await resize(redis, 2)
+        assert await holders(redis) == {b"b": 1, b"c": 1}
+
+
+async def test_a_pause_that_no_resize_has_set_is_stored_while_somebody_waits(redis: Client) -> None:
+    async with inbox(redis):
+        ticket = await waits(redis, b"a", limit=PAUSED_LIMIT)
+        assert await redis.hget(STATE, "limit") == b"%d" % PAUSED_LIMIT
+        assert await redis.pttl(STATE) > 3_600_000
+        assert await refused(redis, b"b", 2) == (PAUSED_LIMIT, False)
+        await release(redis, b"", ticket)
+        await granted(redis, b"b")
+        assert await refused(redis, b"c", PAUSED_LIMIT) == (2, False)
 
 
 async def test_the_first_resize_sets_the_limit(redis: Client) -> None:

@@ -153,6 +153,23 @@ async def test_a_waiter_stays_in_line_when_the_limit_is_lowered(sync: Coordinato
 
 
 @both_ways
+async def test_a_waiter_gets_nothing_from_its_own_process_while_it_is_paused(sync: Coordinator, share: bool) -> None:
+    """What tasks release goes to the server. All wait on, and get in when the limit is raised."""
+    sem = semaphore(sync, 3, share=share)
+    leases = await hold(sem, 3)
+    tasks = await line(sem, 5)
+    await sem.resize(0)
+    for lease in leases:
+        await lease.release()
+    found = await sem.statistics()
+    assert (found.limit, found.held) == (0, 0)
+    assert not any(task.done() for task in tasks)
+    await sem.resize(3)
+    await turn_by_turn(sem, [], tasks, 3)
+    await all_free(sem, sync)
+
+
+@both_ways
 async def test_a_waiter_for_more_than_the_new_limit_is_refused(sync: Coordinator, share: bool) -> None:
     sem = semaphore(sync, 4, share=share)
     lease = await sem.acquire(weight=3)

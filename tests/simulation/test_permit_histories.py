@@ -44,6 +44,7 @@ from ..support.histories import (
 )
 from ..support.inside import (
     FENCE_RANGE,
+    PAUSED_LIMIT,
     WRITER_WEIGHT,
     Message,
     Permit,
@@ -365,6 +366,22 @@ class Crowded(History):
         self.both(lambda it: rules.release(it, token, b"", False), "permits/release", token, b"", 0, mute=mute)
 
 
+class Paused(History):
+    """Permits of which at times none is granted, whatever is free."""
+
+    commands: ClassVar[Mapping[str, int]] = {**COMMANDS, "resize": 4}
+    limits = (2, 4, PAUSED_LIMIT, PAUSED_LIMIT)
+
+
+class PausedByWatch(Paused):
+    """The same with WATCH, MULTI and EXEC."""
+
+    watching = True
+
+    def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
+        return by_watch(client, script, KEYS, arguments, self.now)
+
+
 class ReadersAndWriters(History):
     """The same with the limit of a read/write lock, and writers that become readers."""
 
@@ -490,6 +507,8 @@ def _private() -> Iterator[None]:
     [
         History,
         Crowded,
+        Paused,
+        PausedByWatch,
         ReadersAndWriters,
         Attaching,
         Gates,
@@ -518,6 +537,12 @@ BUGS = {
         "if alive then",
     ),
     "a count that is repeated counts again": ("if not permit(ARGV[1]) then\n  count", "do\n  count"),
+    "a pause that is not stored": ("if state[1] ~= 'PAUSED_LIMIT' then", "if false then"),
+    "a pause that gives way to no other limit": (
+        "if limit == PAUSED_LIMIT then\n    first",
+        "if false then\n    first",
+    ),
+    "a pause that another limit replaces": ("asked > 0 or asked == PAUSED_LIMIT", "asked > 0"),
     "the short way to the end of the queue, with room": ("local full = used >= limit and", "local full ="),
     "the short way from hand to hand, with the last fence": ("'used', limit, 'fence', its_fence", "'used', limit"),
     "the short way from hand to hand, to the second": (
@@ -531,7 +556,7 @@ BUGS = {
 @pytest.mark.ci
 def test_the_comparison_notices_a_bug_in_the_scripts(name: str) -> None:
     bug = BUGS[name]
-    machines = {"short way": Crowded, "barrier": Barriers, "open gate": Gates, "a count": Gates}
+    machines = {"short way": Crowded, "a pause": Paused, "barrier": Barriers, "open gate": Gates, "a count": Gates}
     machine = next((one for words, one in machines.items() if words in name), History)
     mutant = Mutant(*bug)
     assert any(map(mutant.stands_in, SCRIPTS + BARRIERS)), "the scripts changed: adapt the mutant"

@@ -4,7 +4,8 @@
 -- request is refused. Needs what `settle` returned, and `permit` of the token.
 local function waits(member) return member ~= '' and redis.call('ZSCORE', QUEUE, member) end
 
-local differs = asked > 0 and asked ~= limit and not waits(ticket)
+local states = asked > 0 or asked == PAUSED_LIMIT -- that of a gate is not compared
+local differs = states and asked ~= limit and not waits(ticket)
 local resized = differs and redis.call('HGET', STATE, 'resized')
 if differs and not resized and (ARGV[7] == 'set' or used == 0 and turn == FREE) then
   limit, differs = asked, false

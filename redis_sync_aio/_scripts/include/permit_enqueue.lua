@@ -10,6 +10,10 @@ if ticket == '' then return {Outcome.BUSY, 0, ms, now, look} end
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 local place, perhaps_new = math.max((tail or 0) + 1, now), not tail
 -- include: ticket_insert
+if limit == PAUSED_LIMIT then -- no grant writes it, or keeps it
+  if state[1] ~= 'PAUSED_LIMIT' then redis.call('HSET', STATE, 'limit', limit, 'used', used) end
+  keep(ttl, false)
+end
 -- Tell each sharing process once that its permits are contended. `shared` is read only here: where
 -- it is missing among many permits, reading it takes time that requests without a wait need not
 -- spend.

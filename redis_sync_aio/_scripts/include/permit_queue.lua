@@ -73,5 +73,9 @@ local function settle(mine)
     end
     moved = true
   end
-  return FULL -- STATE was lost, and with it the limit: the next request brings it
+  if limit == PAUSED_LIMIT then
+    first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
+    if not first[1] or first[1] == mine then return FREE, first[1] end
+  end
+  return FULL -- paused, a closed gate, or the limit was lost with STATE: the next request brings it
 end

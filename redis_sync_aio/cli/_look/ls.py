@@ -99,6 +99,8 @@ def table(views: Sequence[NameView], width: int) -> Table:
 def holder_of(view: NameView) -> str:
     """Return what stands in the column of holders."""
     holder = words.holders(view)
+    if view.limit == 0:
+        return f"{view.held}/0 paused" + (f" {holder}" if view.holders else "")
     return holder if view.limit in (None, 1) else f"{view.held}/{view.limit} {holder}"
 
 

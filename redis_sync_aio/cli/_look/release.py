@@ -179,6 +179,8 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
         )
     living = [it for it in view.waiters if it.alive is not False]
     when = "immediately" if view.limit == 1 else "as soon as enough is free"
+    if view.limit == 0:
+        when = "when a resize raises the limit, which is 0 (paused)"
     if living:
         more = f" {len(living)} wait in all." if len(living) > 1 else ""
         lines.append(f"- The next waiter gets it {when}: {words.party(living[0])}.{more}")

@@ -92,6 +92,8 @@ def state(view: NameView) -> str:
     if view.kind in CLOSED:
         return CLOSED[view.kind] if view.waiting else "nobody waits for it"
     fence = f", last fence {view.fence}" if view.fence else ""
+    if view.limit == 0:
+        return f"paused (limit 0), {counted(view.held, 'permit')} {'is' if view.held == 1 else 'are'} held{fence}"
     if view.limit not in (None, 1):
         return f"{view.held} of {view.limit} permits {'is' if view.held == 1 else 'are'} held{fence}"
     if not view.held:
