@@ -275,7 +275,7 @@ _BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
 """The class for an error reply with this code, and what to do about it."""
 _LACKING = {
     "cluster": "the server is not a cluster: use a redis.asyncio.Redis",
-    "scripts": 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need scripts',
+    "scripts": 'the server has no scripts: use engine="auto" or "watch"; only locks and semaphores work so',
 }
 
 

@@ -96,9 +96,7 @@ def rights(found: Rights) -> Iterator[Finding]:
     if found.scripts is not None:
         disabled = "unknown command" in found.scripts.why.lower()
         what = "scripts are disabled on this server" if disabled else f"{whose} may not call scripts"
-        meaning = (
-            "Locks decide with WATCH instead, in two to three round trips; robust locks and fence gates do not work."
-        )
+        meaning = "Locks and semaphores decide with WATCH instead, in two to three round trips; nothing else works."
         allow = f"ACL SETUSER {_user(found)} +evalsha +eval ({_RIGHTS})"
         fix = 'choose a server with scripts, or say engine="watch" if you mean it' if disabled else allow
         yield Finding("scripts", "warn", what, meaning, fix)
