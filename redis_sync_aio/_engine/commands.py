@@ -82,9 +82,8 @@ def read_push(payload: bytes) -> Pushed:
     if len(payload) > MESSAGE_BYTES:
         raise ValueError("too long")
     number, fence, micros, ms, *more = map(int, payload.split())
-    previous = more.pop() if len(more) % 2 else 0  # the rest comes in pairs
-    following = more[0] if more else 0
-    then = more[1] if len(more) > 1 else ms
+    previous = more.pop() if len(more) % 2 else 0  # before it there is a pair, if other requests wait
+    following, then = more or (0, ms)
     times_fit = 0 <= micros < FENCES and -FENCES < ms < FENCES and -FENCES < then < FENCES
     if not (times_fit and CONTENDED <= fence < FENCES and 0 <= previous < FENCES):
         raise ValueError("out of range")

@@ -113,7 +113,8 @@ class LockDraft(QueueDraft):
         following = Ticket.of_lock(self.queue[0]) if self.queue else None
         told = b"%016d %016d %d" % (fence, self.now, ticket.claim_ms)
         if self.queue:
-            told += b" %d" % (following.number if following is not None and following.inbox == ticket.inbox else 0)
+            number = following.number if following is not None and following.inbox == ticket.inbox else 0
+            told += b" %d %d" % (number, ticket.claim_ms)
         if not self.publish(ticket.inbox, ticket.number, told):
             return False
         self.hold(ticket.token, ticket.claim_ms)

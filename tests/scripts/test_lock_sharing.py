@@ -103,8 +103,9 @@ async def test_a_holder_that_takes_its_turn_itself_is_notified_of_those_behind(r
 
 
 async def test_a_pushed_grant_says_whether_anybody_is_behind(redis: Client) -> None:
+    others = (b"0", b"20000")
     async with inbox(redis, AT_A) as told:
-        for behind, expected in ((AT_A, (b"2",)), (ALIVE, (b"0",)), (b"", (b"0",)), (None, ())):
+        for behind, expected in ((AT_A, (b"2", b"20000")), (ALIVE, others), (b"", others), (None, ())):
             await redis.flushall()
             await acquire(redis, b"x")
             await acquire(redis, A1, ticket_member(AT_A, 1, 20_000, A1))

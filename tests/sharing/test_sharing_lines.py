@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    wait_until,
+)
 from redis_sync_aio.errors import CoordinatorClosed
 
+from ..support.body import FAST, waits
 from ..support.inside import IN_ONE_TURN, cohorts_of, hub_of
 from ..support.sharing import (
     KEYS,
@@ -129,6 +138,20 @@ async def test_p12_nothing_is_handed_on_while_it_closes(redis: Redis, sync: Coor
     assert not hub_of(sync).listeners
     assert not hub_of(sync).acquisitions
     assert not await redis.zcard(KEYS.queue)
+
+
+async def test_p2_a_pushed_grant_is_known_to_be_contended(sync: Coordinator, other: Coordinator) -> None:
+    """P2: the grant says that others wait behind it, although they came before it and so do not say so themselves."""
+    holder = await shared(other).acquire()
+    first = asyncio.create_task(shared(sync).acquire())
+    await wait_until(waits(shared(sync)), FAST, timeout=15)
+    behind = asyncio.create_task(AsyncLock(other, NAME, ttl=30, share=False).acquire())
+    await wait_until(waits(shared(sync), 2), FAST, timeout=15)
+    await holder.release()
+    lease = await soon(first)
+    assert process_grant_of(lease).contended
+    await lease.release()
+    await (await soon(behind)).release()
 
 
 async def test_p3_each_lease_has_its_own_linger(redis: Redis, sync: Coordinator) -> None:

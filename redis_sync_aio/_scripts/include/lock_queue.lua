@@ -56,7 +56,7 @@ local function settle(mine, first)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local grant = id .. ' ' .. next_fence(token, ms) .. ' ' .. digits .. ' ' .. ms
       if following then -- the number of the next ticket of the same inbox; 0: of another one
-        grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0)
+        grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. ms
       end
       local heard = publish(inbox, grant, true)
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds the reserved lock later
