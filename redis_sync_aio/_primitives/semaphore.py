@@ -149,9 +149,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     @property
     def limit(self) -> int | None:
         """The limit that this object asks for: that of its making, or of its last `resize`. None: that of the server.
-        0: paused.
 
-        Another process may have set another limit since; `statistics` has the one in use.
+        0 pauses the semaphore. Another process may have set another limit since; `statistics` has the one in use.
         """
         return stated_limit(self._limit)
 
@@ -215,12 +214,10 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
         A limit of 0 pauses the semaphore: nothing is granted until a `resize` raises the limit. Holders keep their
         permits, and may renew and release them. Waiters of any weight keep their places, and are granted in order when
-        the limit is raised; those heavier than the limit of then get LimitMismatch. Meanwhile `try_acquire` returns
-        None.
+        the limit is raised; those heavier than that limit get LimitMismatch. Meanwhile `try_acquire` returns None.
 
-        This object uses the new
-        limit from now on. Objects that were made with another limit get LimitMismatch, so make those with
-        ``limit=None``.
+        This object uses the new limit from now on. Objects that were made with another limit get LimitMismatch, so make
+        those with ``limit=None``.
 
         Args:
             limit: 0 (pause) to 1,000,000,000.

@@ -95,6 +95,22 @@ async def test_a_terminal_gets_a_table_of_80_columns(server: EmbeddedServer, red
     await asyncio.gather(waiting, return_exceptions=True)
 
 
+async def test_a_paused_semaphore_is_called_paused(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """Also while requests wait, which is no problem of it."""
+    slots = sync.semaphore("slots", limit=None)
+    await slots.resize(0)
+    waiting = asyncio.create_task(slots.acquire())
+    await seen(redis, "slots", lambda it: len(it.waiters) == 1)
+    with terminal("ls", "--url", server.url, NO_COLOR="1") as it:
+        assert await asyncio.to_thread(it.end) == 0
+        assert "0/0 paused" in it.screen
+    assert "paused (limit 0), 0 permits are held" in (await ran("show", "slots", "--url", server.url)).stdout
+    (found,) = (await ran_json("show", "slots", "--url", server.url))["names"]
+    assert (found["limit"], found["available"], found["problems"]) == (0, 0, [])
+    await slots.resize(1)
+    await (await asyncio.wait_for(waiting, 5)).release()
+
+
 async def test_release_ends_the_lease_and_wakes_the_next(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
 ) -> None:

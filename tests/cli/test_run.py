@@ -197,6 +197,10 @@ async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator)
         other = command("run", "-n", "--limit", "4", NAME, "--", "true", REDIS_URL=server.url)
         assert other.returncode == 2
         assert "its limit is 3, not 4: give --limit 3, as others do" in other.stderr
+        await semaphore.resize(0)
+        paused = command("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url)
+        assert paused.returncode == 2
+        assert f"{NAME!r} is paused: its limit is 0, not 3, until resize() raises it" in paused.stderr
 
 
 async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:

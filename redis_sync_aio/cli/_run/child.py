@@ -266,6 +266,8 @@ class Holding:
             except LimitMismatch as error:
                 limit, found = self.plan.limit, error.found
                 here = f"{self.plan.name!r}: its limit is {found}, not {limit}: give --limit {found}, as others do"
+                if found == 0:
+                    here = f"{self.plan.name!r} is paused: its limit is 0, not {limit}, until resize() raises it"
                 raise Failure(str(error) if found in (None, limit) else here, USAGE) from None
             except ValueError as error:
                 raise Failure(str(error), USAGE) from None
