@@ -154,6 +154,20 @@ async def test_a_full_queue_is_429_immediately_and_the_status_without_a_permit_i
             assert served.status == 200
 
 
+async def test_a_limit_of_0_turns_all_requests_away(redis: Redis, permits: AsyncSemaphore) -> None:
+    """Until it is raised, for all processes."""
+    doors = Doors()
+    doors.open.set()
+    app = Starlette(routes=[Route("/", answering(doors))])
+    app.add_middleware(Limit, client=redis, limit=0)
+    async with uvicorn_of(app) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with session.get("/") as away:
+            assert away.status == 503
+        await permits.resize(1)
+        async with session.get("/") as served:
+            assert served.status == 200
+
+
 async def test_a_stream_has_its_permit_to_its_end_also_when_the_client_goes(
     redis: Redis, permits: AsyncSemaphore
 ) -> None:
