@@ -132,11 +132,11 @@ class Scene:
 
     def _holder(self, it: HolderView) -> HolderView:
         host, pid, token = self._party(it.token)
-        return replace(it, host=host, pid=pid, token=token)
+        return replace(it, host=host, pid=pid, label=f"{host}:{pid}", token=token)
 
     def _waiter(self, it: WaiterView, waited: float) -> WaiterView:
         host, pid, token = self._party(it.token)
-        return replace(it, host=host, pid=pid, token=token, waited=waited)
+        return replace(it, host=host, pid=pid, label=f"{host}:{pid}", token=token, waited=waited)
 
     def _party(self, token: str) -> tuple[str, int, str]:
         inbox, number = token.split(":")[2:]

@@ -64,5 +64,6 @@ def release_command(key: bytes, token: bytes) -> str:
 
 def called(function: object) -> str:
     """Return the function as it is called, as in "Orders.charge()", without the address of its object."""
-    name = getattr(function, "__qualname__", None)
+    inner = getattr(function, "func", function)  # of a functools.partial
+    name = getattr(inner, "__qualname__", None)
     return repr(function) if name is None else f"{name}()"

@@ -231,6 +231,10 @@ class Schedule:
 # -- Releases, which are sent when a grant is not needed any more, and what their answers mean -----------------
 
 
+UNDO_FOR = 60.0
+"""Seconds for which an undo is repeated at least, whatever ``retry_for`` is: it may be the only one left to do it."""
+
+
 class Releases:
     """The releases of a coordinator's grants."""
 
@@ -280,7 +284,7 @@ class Releases:
                 done(call)
 
         time = now()
-        told, undoes = Delivery(time, time + max(self._retry_for, 60.0), answered), not pending
+        told, undoes = Delivery(time, time + max(self._retry_for, UNDO_FOR), answered), not pending
         call = self._commands().release(
             keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=undoes
         )
@@ -289,7 +293,7 @@ class Releases:
     def undo_attach(self, keys: Keys, token: bytes, replaced: bytes, ttl_ms: int) -> None:
         """Let ``replaced`` hold again what was attached as ``token``, so that it may be attached again."""
         time = now()
-        told = Delivery(time, time + max(self._retry_for, 60.0), self.in_flight.finished)
+        told = Delivery(time, time + max(self._retry_for, UNDO_FOR), self.in_flight.finished)
         self.in_flight.started(
             self._commands().attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
         )

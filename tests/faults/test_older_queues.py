@@ -30,7 +30,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.clusters import cluster, processes
 from ..support.factories import Exclusive
-from ..support.inside import Releases, hub_of, lock_keys, now
+from ..support.inside import hub_of, lock_keys
 from ..support.proxy import FaultProxy
 from ..support.sentinels import DOWN_AFTER, sentinels
 from ..support.timed import Timed
@@ -322,12 +322,7 @@ async def test_p3_a_place_that_could_not_be_given_up(
     server: EmbeddedServer, other: Coordinator, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task timed out in a long outage, and its undo too: its ticket is still in the queue, and keeps nobody out."""
-    undo = Releases.undo
-
-    def impatient(self: Releases, *arguments: Any, **options: Any) -> None:
-        undo(self, *arguments, **options | {"expires": now() + 0.3})  # in place of a minute
-
-    monkeypatch.setattr(Releases, "undo", impatient)
+    monkeypatch.setattr("redis_sync_aio._leases.manager.UNDO_FOR", 0.3)  # in place of a minute
     async with (
         FaultProxy(server.unix_socket) as proxy,
         Redis(host=proxy.host, port=proxy.port) as client,
@@ -336,6 +331,7 @@ async def test_p3_a_place_that_could_not_be_given_up(
         theirs = AsyncLock(other, NAME)
         holder = await theirs.acquire()
         await sync.lock("something else").acquire()
+        hub_of(sync).manager.releases._retry_for = 0.3
         waiting = asyncio.create_task(AsyncLock(sync, NAME).acquire(timeout=0.5, identity="somebody"))
         await wait_until(waits(theirs), FAST, timeout=15)
         proxy.refuse = True

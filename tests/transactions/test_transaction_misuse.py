@@ -274,9 +274,9 @@ async def test_bad_decorations_fail_at_decoration(redis: Redis) -> None:
 
     async def nothing() -> None: ...
 
-    with pytest.raises(ValueError, match=r"refers to \['user'\]"):
+    with pytest.raises(ValueError, match=r"refers to 'user', which .*deduct\(\) does not take"):
         watch_retry(redis, "stock:{user}")(deduct)
-    with pytest.raises(ValueError, match=r"refers to \['tx'\]"):
+    with pytest.raises(ValueError, match="refers to 'tx', which"):
         watch_retry(redis, "stock:{tx}")(deduct)
     with pytest.raises(TypeError, match="must be str"):
         watch_retry(redis, b"stock")(deduct)

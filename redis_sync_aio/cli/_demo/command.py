@@ -321,7 +321,7 @@ class Worker:
         """Start the process and give it its job; it waits for `go`."""
         # A session of its own: Ctrl-C is for the parent, which then ends its workers.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "redis_sync_aio.cli._demo.worker",
+            sys.executable, "-m", "redis_sync_aio.cli._demo.run",
             stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
         )  # fmt: skip
         worker = cls(job.process, process)

@@ -242,7 +242,7 @@ def _handovers(grants: Sequence[ReportedGrant]) -> Iterator[int]:
 
 # -- A worker process of the demo: tasks that sell items, each under the lock of its product -------------------
 #
-# Started as ``python -m redis_sync_aio.cli._demo.worker``. It reads its job, one line of JSON, from stdin, answers
+# Started as ``python -m redis_sync_aio.cli._demo.run``. It reads its job, one line of JSON, from stdin, answers
 # "ready", and starts at the next line. It ends when stdin does, since then the parent is gone. What happens it
 # writes to stdout, one JSON array per line and immediately, so that a worker that is killed has told everything up
 # to then. Times are `time.monotonic_ns`, which is one clock for all processes of a machine.
