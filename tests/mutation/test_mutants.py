@@ -305,7 +305,10 @@ async def check_the_next_in_line_is_told_in_its_own_inbox(redis: Redis) -> None:
         await acquire(redis, b"d", ticket_member(b"rsa:other", 3, 700, b"d"))
         assert (await pubsub.get_message(timeout=5))["data"] == b"the end"
         await run(redis, "lock/release", b"b", b"")
-        assert (await pubsub.get_message(timeout=5))["data"].split()[4:] == [b"3"], "with the grant of the one before"
+        assert (await pubsub.get_message(timeout=5))["data"].split()[4:] == [
+            b"3",
+            b"700",
+        ]  # with the grant of the one before
 
 
 async def check_force_serves_the_next(redis: Redis) -> None:
