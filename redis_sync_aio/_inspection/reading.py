@@ -465,9 +465,10 @@ async def look(read: Read, servers: Topology, keys: Keys, shown: int, *, whole: 
 
     ``whole``: in two round trips; else in one, without the weights and fences of permits, connections and marks.
     """
-    now, more = 0, TOMBSTONES
+    now, more, attempts = 0, TOMBSTONES, 0
     try:
-        for _ in range(ATTEMPTS):
+        while True:
+            attempts += 1
             reading = reading_of(keys, shown, more)
             replies = await read(reading.keys, *reading.first_asked(now))
             now = microseconds(replies[0])
@@ -476,7 +477,7 @@ async def look(read: Read, servers: Topology, keys: Keys, shown: int, *, whole: 
                 more = MANY
                 continue
             view = await _details(read, servers, reading, whole)
-            if not reading.stale:
+            if not reading.stale or attempts >= ATTEMPTS:
                 break
     except SyncError:
         raise
