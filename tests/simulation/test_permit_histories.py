@@ -523,7 +523,7 @@ def test_random_histories_agree_with_the_rules(machine: type[History], monkeypat
 
 
 BUGS = {
-    "barging": ("if turn == FREE and fits(weight, 0) then", "if fits(weight, 0) then"),
+    "barging": ("if turn == FREE and fits(weight) then", "if fits(weight) then"),
     "a microsecond late": (
         "if soonest and tonumber(soonest) <= now then",
         "if soonest and tonumber(soonest) < now then",
@@ -536,7 +536,7 @@ BUGS = {
         "if alive and #waiting + (present and 0 or 1) >= parties then",
         "if alive then",
     ),
-    "a count that is repeated counts again": ("if not permit(ARGV[1]) then\n  count", "do\n  count"),
+    "a count that is repeated counts again": ("if permit(ARGV[1]) then\n  keep", "if false then\n  keep"),
     "a pause that is not stored": ("if state[1] ~= 'PAUSED_LIMIT' then", "if false then"),
     "a pause that gives way to no other limit": (
         "if limit == PAUSED_LIMIT then\n    first",
