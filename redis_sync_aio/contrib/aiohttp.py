@@ -24,8 +24,8 @@ from . import _extras
 
 try:
     from aiohttp import web
-except ModuleNotFoundError as error:
-    raise _extras.missing(error, __name__, "redis_sync_aio[aiohttp]") from error
+except ModuleNotFoundError as _error:
+    raise _extras.missing(_error, __name__, "redis_sync_aio[aiohttp]") from _error
 
 from .._client.settings import Client
 from .._coordinator import Coordinator

@@ -33,8 +33,8 @@ try:
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect
     from starlette.types import ASGIApp
-except ModuleNotFoundError as error:
-    raise _extras.missing(error, __name__, "redis_sync_aio[fastapi]") from error
+except ModuleNotFoundError as _error:
+    raise _extras.missing(_error, __name__, "redis_sync_aio[fastapi]") from _error
 
 from .._coordinator import Coordinator
 from .._core.arguments import Seconds, one_of, options, require_bool, require_function

@@ -24,8 +24,8 @@ try:
     from opentelemetry import metrics, trace
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
-except ModuleNotFoundError as error:
-    raise _extras.missing(error, __name__, "redis_sync_aio[otel]") from error
+except ModuleNotFoundError as _error:
+    raise _extras.missing(_error, __name__, "redis_sync_aio[otel]") from _error
 
 from .. import __version__
 from .._core.events import Event

@@ -14,8 +14,8 @@ from . import _extras
 
 try:
     from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
-except ModuleNotFoundError as error:
-    raise _extras.missing(error, __name__, "opentelemetry-instrumentation") from error
+except ModuleNotFoundError as _error:
+    raise _extras.missing(_error, __name__, "opentelemetry-instrumentation") from _error
 
 from . import otel
 

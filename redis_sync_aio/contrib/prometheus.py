@@ -23,8 +23,8 @@ from . import _extras
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-except ModuleNotFoundError as error:
-    raise _extras.missing(error, __name__, "redis_sync_aio[prometheus]") from error
+except ModuleNotFoundError as _error:
+    raise _extras.missing(_error, __name__, "redis_sync_aio[prometheus]") from _error
 
 from .._core.events import Event
 from ..instrumentation import PatternOf, observe_all
