@@ -278,7 +278,8 @@ def acquire(
     states = limit > 0 or limit == PAUSED_LIMIT
     differs = states and limit != draft.limit and member not in draft.queue
     idle = not draft.used and turn is Settled.FREE
-    if differs and not before.resized and (whose == b"set" or idle):
+    has = token in draft.permits  # then this may be a late copy of the request that got the permit: it sets nothing
+    if differs and not before.resized and not has and (whose == b"set" or idle):
         draft.limit = draft.known_limit = limit
         differs = False
         turn, reserved = draft.settle(member)

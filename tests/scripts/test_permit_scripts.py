@@ -478,3 +478,12 @@ async def test_a_waiter_that_leaves_takes_its_poll_along_when_the_queue_was_lost
     await redis.zadd(POLLS, {ticket: 1})
     assert await release(redis, b"a", ticket) == 1
     assert await redis.exists(POLLS) == 0
+
+
+async def test_p4_a_late_copy_of_a_granted_request_sets_no_limit(redis: Client) -> None:
+    """Its first copy set the limit; another client has set a higher one since."""
+    request = (b"late", TTL, b"", 0, 1, 2, b"set")
+    assert isinstance(await run(redis, "permits/acquire", *request), int)
+    assert isinstance(await run(redis, "permits/acquire", b"other", TTL, b"", 0, 1, 5, b"set"), int)
+    assert (await run(redis, "permits/acquire", *request))[0] == OWN
+    assert await redis.hget(STATE, "limit") == b"5"
