@@ -89,6 +89,8 @@ class Queue:
 
 @pytest.fixture(params=["auto", "watch"])
 def queue(request: pytest.FixtureRequest, what: str, sync: Coordinator, redis: Redis) -> Queue:
+    if request.param == "watch" and what == "writer":
+        pytest.skip("only locks and semaphores work without scripts")
     return Queue(what, sync, redis, request.param)
 
 

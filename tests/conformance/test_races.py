@@ -143,9 +143,7 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
         lease = await third_gets_it(third, first, lambda: None)
         if how == "cancelled":
             assert first.cancelled()
-        elif order == "before the grant":
-            assert isinstance(first.exception(), AcquireTimeout)
-        else:  # granted in the same turn: the grant wins
+        else:  # the grant wins: in the same turn, and while a waiter whose time is up asks who has it
             assert first.result().fence < lease.fence
         assert lease.fence > holder.fence
         await lease.release()
