@@ -22,12 +22,22 @@ from ..support.programs import environment
 
 JOB = "job"
 
+
+@pytest.fixture(autouse=True)
+def plain_handlers() -> Iterator[None]:
+    """Begin without the handler of coverage, to which a block would pass the signal on."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 # -- in a process of its own -------------------------------------------------------------------------------------------
 
 PROGRAM = """
-import asyncio, sys, anyio
+import asyncio, signal, sys, anyio
 from redis_sync_aio import Coordinator
 
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as without coverage, which has a handler of its own
 reader = None
 
 async def line():
