@@ -25,7 +25,7 @@ from redis_sync_aio import (
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST
-from ..support.inside import FENCE_RANGE
+from ..support.inside import FENCE_RANGE, behind_tickets
 from ..support.sweep import Outcome, sweep
 from ..support.timed import Timed
 from ..support.views import readers_of, writer_of
@@ -58,11 +58,16 @@ async def other(redis: Redis, share: bool) -> AsyncIterator[AsyncReadWriteLock]:
         yield AsyncReadWriteLock(coordinator, NAME, share=share)
 
 
+async def waiting_for(rw: AsyncReadWriteLock) -> int:
+    """Count the requests in the queue, and the tasks of this process behind them."""
+    return (await rw.statistics()).waiting + behind_tickets(rw)
+
+
 async def queued(rw: AsyncReadWriteLock, number: int) -> None:
     """Wait until so many wait."""
 
     async def enough() -> bool:
-        return (await rw.statistics()).waiting >= number
+        return await waiting_for(rw) >= number
 
     await wait_until(enough, FAST, timeout=5)
 
@@ -71,7 +76,7 @@ async def line_up(rw: AsyncReadWriteLock, *sides: str) -> list[asyncio.Task[Base
     """Let readers and writers queue in this order."""
     tasks: list[asyncio.Task[BaseLease]] = []
     for side in sides:
-        before = (await rw.statistics()).waiting
+        before = await waiting_for(rw)
         tasks.append(asyncio.create_task((rw.read() if side == "read" else rw.write()).acquire(timeout=20)))
         await queued(rw, before + 1)
     return tasks
