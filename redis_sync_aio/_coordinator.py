@@ -6,7 +6,7 @@ A service creates one at its start and closes it at its end::
         async with sync.lock("orders:42"):
             ...
 
-A lock that was given a bare client uses an implicit hub for the running loop (`_acquire/implicit.py`).
+A lock that was given a bare client uses an implicit hub for the running loop (`_leases/implicit.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from ._acquire.implicit import Binding
-from ._acquire.options import CoordinatorOptions, Push, hub_options
-from ._acquire.until_signal import UntilSignal
 from ._client.cluster import Cluster
 from ._client.owned import owned_client, refuse_client_options
 from ._client.settings import RETRY_FOR, Client, RedisClient, address_of
@@ -28,6 +25,9 @@ from ._core.attached import Observer
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import LABEL_MARK, lock_keys, process_name
+from ._leases.implicit import Binding
+from ._leases.options import CoordinatorOptions, Push, hub_options
+from ._leases.until_signal import UntilSignal
 from ._primitives.base import makes
 from ._primitives.election import LeaderElection
 from ._primitives.fence_gate import FenceGate
@@ -257,7 +257,7 @@ class Coordinator:
         Raises:
             WrongContext: The coordinator belongs to another event loop or process.
         """
-        from ._acquire.statistics import statistics_of  # noqa: PLC0415
+        from ._leases.statistics import statistics_of  # noqa: PLC0415
 
         hub = self._binding.started
         if hub is None or hub.why_closed is not None:

@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ._acquire.implicit import CoordinatorLike, binding_of, client_of, prefix_of
 from ._client.cluster import servers_of
 from ._client.settings import RETRY_FOR, Client, encode, is_cluster
 from ._core.arguments import Name, Seconds, count, require_bool, timeout_seconds
@@ -28,6 +27,7 @@ from ._core.backoff import Backoff
 from ._core.display import shown
 from ._core.keys import check_slot, lock_keys, turn_key
 from ._core.name_templates import check_template, names_from, signature_without_first
+from ._leases.implicit import CoordinatorLike, binding_of, client_of, prefix_of
 from ._leases.lease import grant_of
 from ._primitives.multilock import AsyncMultiLock, MultiLease
 from ._transactions.attempts import Attempt, Attempts

@@ -32,9 +32,6 @@ from weakref import WeakKeyDictionary, ref
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
-from ._acquire.acquisition import Request, acquire
-from ._acquire.implicit import hub_of, keys_of
-from ._acquire.waits import LAST_LOOK
 from ._client.replies import Reply, redis_errors
 from ._client.settings import Client, RedisClient, encode
 from ._client.valkey_py import accepted
@@ -45,8 +42,11 @@ from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
 from ._engine.commands import Send, read_renew
+from ._leases.acquisition import Request, acquire
 from ._leases.grant import Grant
 from ._leases.hold import Acquired
+from ._leases.implicit import hub_of, keys_of
+from ._leases.waits import LAST_LOOK
 from ._scripts.constants import FOREVER, Released, Renewed
 from ._transport.call import Call
 from .errors import SyncError, Unreachable

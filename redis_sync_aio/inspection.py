@@ -16,7 +16,6 @@ from typing import get_args
 
 import anyio
 
-from ._acquire.implicit import CoordinatorLike, client_of, prefix_of
 from ._client.checkout import checkout
 from ._client.cluster import Cluster, servers_of
 from ._client.settings import Client, encode, response_timeout_of
@@ -36,6 +35,7 @@ from ._inspection.views import (
     exact,
     literal,
 )
+from ._leases.implicit import CoordinatorLike, client_of, prefix_of
 
 __all__ = [
     "HolderView",

@@ -36,7 +36,6 @@ from typing import (
 )
 from uuid import UUID
 
-from ._acquire.implicit import CoordinatorLike, hub_of, keys_of
 from ._client.settings import Client
 from ._core import logs
 from ._core.arguments import Seconds, one_of, require_text, timeout_seconds, ttl_ms
@@ -58,6 +57,7 @@ from ._core.keys import (
 from ._core.name_templates import DAY, SlotName, check_template, escaped, names_from, text_of, without_fields
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import leave_unentered
+from ._leases.implicit import CoordinatorLike, hub_of, keys_of
 from ._leases.lease import Lease
 from ._primitives.lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
 from ._primitives.mark import Mark

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ._acquire.implicit import CoordinatorLike
-from ._acquire.options import CoordinatorOptions
 from ._client.settings import Client, RedisClient, ValkeyClient
 from ._coordinator import Push
 from ._core.arguments import Json, Name, Seconds
 from ._core.keys import Engine
 from ._leases.hold import Acquiring, OnLost
+from ._leases.implicit import CoordinatorLike
 from ._leases.lease import BaseLease, GuardingLease, WriteLease
+from ._leases.options import CoordinatorOptions
 from ._primitives.election import Leader, Term
 from ._primitives.lock import RobustLease
 from ._primitives.multilock import MultiLease

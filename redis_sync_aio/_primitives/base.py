@@ -1,7 +1,7 @@
 """The common part of locks, semaphores and the two sides of a read/write lock: everything but their meaning.
 
 A primitive chooses keys, and with them the scripts that decide; here its arguments become requests, and the one
-acquire path (`_acquire/acquisition.py`) does the rest.
+acquire path (`_leases/acquisition.py`) does the rest.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, get_args
 from weakref import ref
 
-from .._acquire.acquisition import Request, acquire, attach, never_refused, refused_if_full
-from .._acquire.hub import SHOWN, Hub
-from .._acquire.implicit import CoordinatorLike, MakeKeys, client_of, hub_of, keys_of, label_prefix_of
-from .._acquire.resource import Resource
 from .._client.replies import Argument, Reply, ReplyError, Words, refusal
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, count, one_of, require_bool, seconds, timeout_seconds, ttl_ms
@@ -29,12 +25,16 @@ from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer, Commands, Delivery, Send
 from .._engine.watch_dialogue import checked
 from .._engine.watch_permits import state_alone
+from .._leases.acquisition import Request, acquire, attach, never_refused, refused_if_full
+from .._leases.cohort import Cohort, acquire_shared, cohort_of
 from .._leases.detached import to_release, token_of
 from .._leases.grant import Grant, current_ref
 from .._leases.hold import Acquiring, LeaseContext, OnLost
+from .._leases.hub import SHOWN, Hub
+from .._leases.implicit import CoordinatorLike, MakeKeys, client_of, hub_of, keys_of, label_prefix_of
 from .._leases.lease import BaseLease
+from .._leases.resource import Resource
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
-from .._sharing.cohort import Cohort, acquire_shared, cohort_of
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 

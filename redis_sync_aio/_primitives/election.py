@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from .._acquire.implicit import CoordinatorLike
 from .._client.settings import Client
 from .._core import logs
 from .._core.arguments import Name, Seconds, positive_seconds
@@ -18,6 +17,7 @@ from .._core.display import shown
 from .._core.keys import Engine, labelled, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.hold import Acquiring
+from .._leases.implicit import CoordinatorLike
 from .._leases.lease import GuardingLease
 from ..errors import LeaseLost, Unreachable
 from .base import LeaseOptions

@@ -6,7 +6,6 @@ import secrets
 from datetime import timedelta
 from typing import NoReturn
 
-from .._acquire.implicit import CoordinatorLike, hub_of, keys_of
 from .._client.replies import Reply
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, ttl_ms
@@ -14,6 +13,7 @@ from .._core.display import shown, text
 from .._core.keys import CLOSED, Engine, PermitKind, gate_keys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.grant import Grant
+from .._leases.implicit import CoordinatorLike, hub_of, keys_of
 from .._leases.lease import BaseLease
 from .._scripts.constants import TEN_YEARS_MS, TOMBSTONE_MS
 from ..errors import LimitMismatch, StaleFence, WaitTimeout

@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, overload
 
-from .._acquire.acquisition import Request
-from .._acquire.implicit import CoordinatorLike
-from .._acquire.resource import Resource
-from .._acquire.waits import data_in
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, is_async, one_of, timeout_seconds, ttl_ms
 from .._core.keys import Engine, lock_keys, robust_keys
 from .._core.name_templates import check_template, names_from, without_fields
 from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.acquisition import Request
 from .._leases.hold import OnLost
+from .._leases.implicit import CoordinatorLike
 from .._leases.lease import BaseLease, Lease
+from .._leases.resource import Resource
+from .._leases.waits import data_in
 from .._recovery.record import RobustGrant, RobustLease, adopting
 from ..errors import AcquireTimeout, CommandRefused, Unreachable
 from .base import LeaseOptions, Primitive, by_scripts

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from .._acquire.hub import Hub
-from .._acquire.implicit import binding_of
 from .._client.settings import RedisClient, Same, address_of, is_client, is_cluster, running_loop
 from .._core import logs
 from .._core.backoff import Backoff
 from .._core.clock import now
 from .._core.display import shown
+from .._leases.hub import Hub
+from .._leases.implicit import binding_of
 from .._transport.call import message_of
 from .._transport.endpoint import run_id
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext

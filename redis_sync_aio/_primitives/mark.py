@@ -12,8 +12,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._acquire.hub import Hub
-from .._acquire.implicit import CoordinatorLike, hub_of
 from .._client.replies import Argument
 from .._client.settings import Client
 from .._core.cancellation import outcome_of, undo_in
@@ -22,6 +20,8 @@ from .._core.keys import FENCE, FORGOTTEN, FORGOTTEN_MS, Keys, mark_keys, said_b
 from .._engine.commands import Commands, Delivery
 from .._leases.grant import Grant
 from .._leases.hold import is_by_loss
+from .._leases.hub import Hub
+from .._leases.implicit import CoordinatorLike, hub_of
 from .._leases.lease import Lease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.settings import HELD, LeaseState

@@ -11,9 +11,6 @@ from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
-from .._acquire.acquisition import Acquisition, Request
-from .._acquire.implicit import CoordinatorLike
-from .._acquire.resource import Resource
 from .._client.settings import Client, Same, running_loop
 from .._core.arguments import Name, Seconds, timeout_seconds
 from .._core.cancellation import undo_in
@@ -22,10 +19,13 @@ from .._core.display import shown
 from .._core.keys import Engine, joined_keys, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Delivery, left_free
+from .._leases.acquisition import Acquisition, Request
 from .._leases.detached import to_release
 from .._leases.grant import Grant, TaskRef, current_ref
 from .._leases.hold import Acquiring, LeaseContext, OnLost
+from .._leases.implicit import CoordinatorLike
 from .._leases.lease import GuardingLease
+from .._leases.resource import Resource
 from .._leases.settings import HELD, LeaseSettings, LeaseState
 from .._transport.call import Call
 from ..errors import AcquireTimeout, CommandRefused, LeaseLost, LossReason, WouldDeadlock

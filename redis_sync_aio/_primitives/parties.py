@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from .._acquire.implicit import CoordinatorLike, client_of
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, count, permits, ttl_ms
 from .._core.keys import Engine
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer
+from .._leases.implicit import CoordinatorLike, client_of
 from .._scripts.constants import HOUR_MS, TEN_YEARS_MS, Outcome
 from ..errors import BrokenBarrierError, LimitMismatch, SyncError
 from .fence_gate import Gate

@@ -21,11 +21,11 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from .._acquire.acquisition import Acquisition, Request
-from .._acquire.resource import Resource
 from .._core.cancellation import undo_in
 from .._core.clock import now
+from .._leases.acquisition import Acquisition, Request
 from .._leases.grant import Grant
+from .._leases.resource import Resource
 from .._leases.settings import HELD, LeaseState
 from ..errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
 from .multilock import LeaseGroup, undo_extension

@@ -11,13 +11,13 @@ from weakref import ReferenceType
 
 from redis.asyncio import Redis
 
-from .._acquire.implicit import CoordinatorLike
 from .._core.arguments import Name, Seconds, positive_seconds, timeout_seconds
 from .._core.clock import now
 from .._core.keys import Engine, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.detached import to_release
 from .._leases.hold import Acquiring, LeaseContext, OnLost
+from .._leases.implicit import CoordinatorLike
 from .._leases.lease import BaseLease
 from ..errors import AcquireTimeout
 from .base import LeaseOptions, Wanted, followed

@@ -7,14 +7,14 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from .._acquire.acquisition import Request
-from .._acquire.implicit import CoordinatorLike
 from .._client.settings import Client, Same, running_loop
 from .._core.arguments import Name, Seconds
 from .._core.keys import Engine, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.acquisition import Request
 from .._leases.grant import ended
 from .._leases.hold import Acquiring, LeaseContext, OnLost
+from .._leases.implicit import CoordinatorLike
 from .._leases.lease import GuardingLease
 from ..errors import AcquireTimeout, NotHeld, WrongContext
 from .base import LeaseOptions

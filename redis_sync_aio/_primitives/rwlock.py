@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._acquire.acquisition import Request
-from .._acquire.implicit import CoordinatorLike
-from .._acquire.resource import Resource
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds
 from .._core.display import text
 from .._core.keys import Engine, PermitKeys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
+from .._leases.acquisition import Request
 from .._leases.grant import Grant
 from .._leases.hold import OnLost
+from .._leases.implicit import CoordinatorLike
 from .._leases.lease import BaseLease, GuardingLease, WriteLease, grant_of
 from .._leases.manager import GrantManager
+from .._leases.resource import Resource
 from .._scripts.constants import WRITER_WEIGHT, Released
 from .._transport.call import Call
 from ..errors import NotHeld, SyncError, WouldDeadlock

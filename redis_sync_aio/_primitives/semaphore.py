@@ -6,15 +6,15 @@ import functools
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
-from .._acquire.implicit import CoordinatorLike
-from .._acquire.resource import Resource
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, one_of, permit_limit, permits
 from .._core.keys import Engine, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer, Commands, Delivery
 from .._leases.hold import Acquiring, OnLost
+from .._leases.implicit import CoordinatorLike
 from .._leases.lease import Lease
+from .._leases.resource import Resource
 from .._scripts.constants import Outcome, stated_limit, wire_limit
 from .._transport.call import Call
 from ..errors import LimitMismatch, SyncError

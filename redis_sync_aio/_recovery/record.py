@@ -43,11 +43,11 @@ from .._transport.call import Call
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, UndoFailed, UnknownStep, WrongKeyType
 
 if TYPE_CHECKING:
-    from .._acquire.resource import Resource
     from .._client.replies import Argument
     from .._leases.deadlines import Sent
     from .._leases.grant import Grant
     from .._leases.manager import GrantManager
+    from .._leases.resource import Resource
 
 MAX_BYTES = 65_536
 """Most bytes of progress as JSON, and of undo steps."""

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._coordinator import Coordinator
 from .._core import logs
@@ -23,6 +22,7 @@ from .._core.arguments import Seconds, count, is_async, permit_limit, timeout_se
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
 from .._leases.hold import Acquiring, Face
+from .._leases.implicit import client_of
 from .._leases.lease import Lease
 from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable, WaitTimeout
 

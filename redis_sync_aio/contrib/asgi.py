@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeAlias, cast
 
-from .._acquire.implicit import client_of
 from .._client.settings import Client
 from .._coordinator import Coordinator
 from .._core.arguments import Seconds, count, permit_limit, require_function, timeout_seconds, ttl_ms
 from .._core.keys import permit_keys
+from .._leases.implicit import client_of
 from .._primitives.semaphore import AsyncSemaphore
 from ..errors import AcquireTimeout, LeaseLost, QueueFull
 from . import _web

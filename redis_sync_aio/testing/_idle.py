@@ -8,14 +8,14 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from .._acquire.hub import Hub, living
-from .._acquire.implicit import CoordinatorLike, client_of
-from .._acquire.statistics import statistics_of
 from .._client.settings import Client
 from .._core.arguments import Seconds, seconds
 from .._core.backoff import wait_until
 from .._inspection.reading import kind_of
+from .._leases.hub import Hub, living
+from .._leases.implicit import CoordinatorLike, client_of
 from .._leases.settings import HELD
+from .._leases.statistics import statistics_of
 from ..inspection import inspect
 from .servers import SOON
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, cast, get_args
 
-from .._acquire.hub import Hub, living
-from .._acquire.implicit import CoordinatorLike, client_of, hub_of
 from .._client.settings import Client, RedisClient
 from .._core.arguments import Name, Seconds, ttl_ms
 from .._core.display import shown
 from .._core.keys import PermitKeys
 from .._leases.grant import Grant
+from .._leases.hub import Hub, living
+from .._leases.implicit import CoordinatorLike, client_of, hub_of
 from .._leases.lease import BaseLease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.settings import HELD

@@ -22,10 +22,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import get_args
 
-from .._acquire.implicit import CoordinatorLike, binding_of
 from .._core.arguments import count, one_of
 from .._core.clock import now, wall_ns
 from .._core.display import shown
+from .._leases.implicit import CoordinatorLike, binding_of
 from ..instrumentation import observe_all
 from ._files import html, read, trace_events
 from ._layout import By, Timeline

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio._acquire.acquisition import Acquisition
-from redis_sync_aio._acquire.hub import LinkEvents
-from redis_sync_aio._acquire.identities import IdentityRequests
-from redis_sync_aio._acquire.waits import Healing
 from redis_sync_aio._leases import manager as releases
+from redis_sync_aio._leases.acquisition import Acquisition
 from redis_sync_aio._leases.deadlines import Deadlines
 from redis_sync_aio._leases.hold import Acquiring, CancelOnLoss
+from redis_sync_aio._leases.hub import LinkEvents
+from redis_sync_aio._leases.identities import IdentityRequests
 from redis_sync_aio._leases.manager import GrantManager
 from redis_sync_aio._leases.renewals import Renewals
+from redis_sync_aio._leases.waits import Healing
 from redis_sync_aio._transport.link import CallQueue
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio._acquire.hub import LinkEvents
+from redis_sync_aio._leases.cohort import Cohort
+from redis_sync_aio._leases.hub import LinkEvents
 from redis_sync_aio._leases.manager import GrantManager
+from redis_sync_aio._leases.shared_grant import Holdings, ProcessGrant, TaskGrant, TaskGrantManager
 from redis_sync_aio._primitives.base import Primitive
-from redis_sync_aio._sharing.cohort import Cohort
-from redis_sync_aio._sharing.shared_grant import Holdings, ProcessGrant, TaskGrant, TaskGrantManager
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import of

@@ -25,11 +25,11 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost
-from redis_sync_aio._acquire.acquisition import Acquisition
-from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._engine import commands, watch_dialogue
-from redis_sync_aio._sharing.cohort import Cohort
-from redis_sync_aio._sharing.shared_grant import Holdings
+from redis_sync_aio._leases.acquisition import Acquisition
+from redis_sync_aio._leases.cohort import Cohort
+from redis_sync_aio._leases.resource import Resource
+from redis_sync_aio._leases.shared_grant import Holdings
 from redis_sync_aio._transactions.attempts import Attempts
 from redis_sync_aio._transactions.exec_replies import CommitMarker
 from redis_sync_aio._transactions.watch_session import WatchSession
@@ -218,7 +218,9 @@ def test_schedules_find_what_is_broken(private: EmbeddedServer, monkeypatch: pyt
     breaks(monkeypatch)
     with pytest.raises((AssertionError, TimeoutError, LeaseLost)) as raised:
         run(private, SUBJECTS[subject][0], range(2000))
-    found = raised.type is not AssertionError or str(raised.value).startswith(("left behind", "P1", "P2", "P5", "P8", "E8"))
+    found = raised.type is not AssertionError or str(raised.value).startswith(
+        ("left behind", "P1", "P2", "P5", "P8", "E8")
+    )
     assert found, "no task gets in, a ghost stays, two are in, or a fence falls"
     print(str(raised.value)[:200], *raised.value.__notes__)
 

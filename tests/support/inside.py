@@ -6,11 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from redis_sync_aio import Coordinator
-from redis_sync_aio._acquire import implicit, waits
-from redis_sync_aio._acquire.acquisition import Acquisition
-from redis_sync_aio._acquire.hub import Hub, LinkEvents
-from redis_sync_aio._acquire.options import hub_options
-from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._client.address import BadAddress, parse_address
 from redis_sync_aio._client.checkout import Address, CheckedOut
 from redis_sync_aio._client.cluster import Cluster, ClusterNodes, Range, Shard, servers_of
@@ -51,11 +46,17 @@ from redis_sync_aio._engine.snapshot import (
 )
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._inspection.views import Access, Kind, ProblemCode
-from redis_sync_aio._leases import manager, renewals
+from redis_sync_aio._leases import implicit, manager, renewals, waits
+from redis_sync_aio._leases.acquisition import Acquisition
+from redis_sync_aio._leases.cohort import IN_ONE_TURN, Cohort, Cohorts, cohort_of
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring, OnLost
+from redis_sync_aio._leases.hub import Hub, LinkEvents
 from redis_sync_aio._leases.manager import InFlightCounter, Releases
+from redis_sync_aio._leases.options import hub_options
+from redis_sync_aio._leases.resource import Resource
 from redis_sync_aio._leases.settings import LeaseState
+from redis_sync_aio._leases.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio._primitives import fence_gate as gate
 from redis_sync_aio._primitives import majority, quorum, redlock
 from redis_sync_aio._primitives.multilock import _groups as lease_groups
@@ -78,8 +79,6 @@ from redis_sync_aio._scripts.constants import (
     Renewed,
     put_in,
 )
-from redis_sync_aio._sharing.cohort import IN_ONE_TURN, Cohort, Cohorts, cohort_of
-from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio._transaction import TURN_TTL
 from redis_sync_aio._transport import link
 from redis_sync_aio._transport import pool_executor as pool_attempt

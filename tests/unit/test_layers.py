@@ -88,7 +88,7 @@ SHIELDS = {
     "_transport.call": 2,
     "_transport.executor": 1,
     "_transport.connection": 2,
-    "_acquire.hub": 1,
+    "_leases.hub": 1,
     "_transport.pool_executor": 1,
     "_transport.endpoint": 1,
     "jobs": 3,

@@ -15,8 +15,8 @@ from types import FrameType, TracebackType
 from typing import TypeAlias
 
 from .._core.cancellation import cancelled
-from .._leases.hold import CancelOnLoss
 from ..errors import CoordinatorClosed
+from .hold import CancelOnLoss
 from .hub import Hub
 from .implicit import Binding
 

@@ -30,9 +30,6 @@ from .._core.keys import Endpoint, Keys, process_name
 from .._core.observing import Observing
 from .._engine.commands import Commands, Delivery, Pushed, Send, read_push
 from .._engine.watch import converse
-from .._leases.grant import Grant
-from .._leases.manager import GrantManager
-from .._leases.settings import Exits, LeaseSettings
 from .._scripts.constants import CONTENDED
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
@@ -43,8 +40,11 @@ from .._transport.pool_executor import PoolExecutor
 from ..errors import CoordinatorClosed, PushUnavailable, SyncError, WrongContext
 from ..errors._base import copy_error
 from .acquisition import Acquisition, QueuedTickets
+from .grant import Grant
+from .manager import GrantManager
 from .options import HubOptions
 from .resource import ContentionListener, HubServices, Resource
+from .settings import Exits, LeaseSettings
 
 if TYPE_CHECKING:
     from .._core.observers import Observers

@@ -1,6 +1,6 @@
 """The one acquire path: ask -> (ticket -> wait) -> granted | timed out | cancelled | connection replaced.
 
-An acquisition is one request of one task, or of tasks that share (`_sharing`). Replies and pushes drive it from the
+An acquisition is one request of one task, or of tasks that share (`cohort.py`). Replies and pushes drive it from the
 event loop. The task itself only awaits a future, so it is woken once, whatever happens on the way.
 
 Clean-up (P5): a request ends early when its task is cancelled, its coroutine is closed or its time is up. A release of
@@ -26,13 +26,13 @@ from .._core.futures import FutureLike
 from .._core.keys import Endpoint, Keys
 from .._engine.commands import Answer, Delivery, Pushed, plain_grant, read_acquire
 from .._engine.snapshot import ticket_member
-from .._leases.grant import Grant
-from .._leases.manager import GrantManager
-from .._leases.settings import HELD
 from .._scripts.constants import ASK_AGAIN, SHARING_MARK, WRITER_WEIGHT, Outcome
 from .._transport.call import Call, unanswered
 from ..errors import QueueFull, SyncError, Unreachable
+from .grant import Grant
 from .identities import IdentityRequests
+from .manager import GrantManager
+from .settings import HELD
 from .waits import WaitedHub, WaitedName, timeout_error
 
 # -- Requests of primitives ------------------------------------------------------------------------------------

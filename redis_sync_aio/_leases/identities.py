@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from .._leases.grant import Grant
-from .._leases.settings import LeaseState
 from .._transport.call import Call
+from .grant import Grant
+from .settings import LeaseState
 
 
 class IdentityRequest(Protocol):

@@ -32,15 +32,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from .._acquire.acquisition import Acquisition, Request
-from .._acquire.resource import Resource
-from .._acquire.waits import Waiter, Waits, timeout_error
 from .._core.cancellation import undo_in
 from .._core.clock import now
-from .._leases.grant import Grant
 from ..errors import LimitMismatch, Unreachable
 from ..errors._base import copy_error
+from .acquisition import Acquisition, Request
+from .grant import Grant
+from .resource import Resource
 from .shared_grant import Awaited, Holdings, ProcessGrant, Task, TaskGrant
+from .waits import Waiter, Waits, timeout_error
 
 if TYPE_CHECKING:
     from .._core.observers import Observation
@@ -399,7 +399,7 @@ class Cohort(Holdings):
         return taken
 
 
-# -- All cohorts of one name, as its resource knows them (`_acquire.resource.LocalSharing`) --------------------
+# -- All cohorts of one name, as its resource knows them (`_leases.resource.LocalSharing`) --------------------
 
 
 MANY = 16

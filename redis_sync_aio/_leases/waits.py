@@ -22,11 +22,11 @@ from .._core.clock import EARLY, now
 from .._core.display import shown, text
 from .._core.keys import CLOSED, Keys, PermitKeys
 from .._engine.commands import Commands, Delivery
-from .._leases.grant import Grant
-from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT, Look, stated_limit
 from .._transport.call import Call
 from ..errors import AcquireTimeout, WaitTimeout
+from .grant import Grant
+from .held import HeldLeases
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView

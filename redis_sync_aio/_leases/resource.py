@@ -1,6 +1,6 @@
 """A name as this process sees it: its acquisitions, its leases, and what tasks share of it.
 
-A task that waits has an acquisition of its own, or shares those of a cohort (`_sharing`). The object exists while
+A task that waits has an acquisition of its own, or shares those of a cohort (`cohort.py`). The object exists while
 somebody waits, or something is held.
 """
 
@@ -17,14 +17,14 @@ from .._client.replies import Argument
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import NEVER_HELD, Endpoint, Keys, PermitKeys
-from .._leases.detached import deadlock
-from .._leases.grant import Grant
-from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import CoordinatorClosed
 from ..errors._base import copy_error
 from .acquisition import AcquiringHub, Acquisition, Request
+from .detached import deadlock
+from .grant import Grant
+from .held import HeldLeases
 from .identities import IdentityRequests
 from .waits import Healing, HealingHub, Waiter, Waits
 

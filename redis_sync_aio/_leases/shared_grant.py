@@ -1,7 +1,7 @@
 """Grants of local sharing: those of the server to this process, and the parts that its tasks hold.
 
 A *process grant* is renewed, lost and released as any other grant. Tasks hold it one after the other, or (readers)
-together, each by a *task grant* of its own. The cohort (`_sharing/cohort.py`) decides which task is next, and until
+together, each by a *task grant* of its own. The cohort (`_leases/cohort.py`) decides which task is next, and until
 when a grant is handed on.
 """
 
@@ -14,16 +14,16 @@ from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from .._acquire.acquisition import Request
-from .._acquire.resource import Resource
 from .._client.replies import Argument, Reply
 from .._core.clock import now
 from .._core.keys import Keys
-from .._leases.grant import Cause, Grant, LeaseManager, ended
-from .._leases.manager import GrantManager
-from .._leases.settings import HELD, RELEASED, LeaseState
 from .._scripts.constants import FENCE_RANGE, WRITER_WEIGHT
 from ..errors import LeaseLost, LossReason
+from .acquisition import Request
+from .grant import Cause, Grant, LeaseManager, ended
+from .manager import GrantManager
+from .resource import Resource
+from .settings import HELD, RELEASED, LeaseState
 
 if TYPE_CHECKING:
     from .._core.observers import Observation

@@ -13,8 +13,8 @@ from .._core.display import text
 from .._core.keys import Maker, PermitKeys, label_of
 from .._inspection.reading import kind_of
 from .._inspection.views import HolderView, NameView, WaiterView, access, holder
-from .._leases.grant import Grant
 from .._scripts.constants import WRITER_WEIGHT
+from .grant import Grant
 from .hub import Hub
 from .resource import Resource
 
