@@ -443,21 +443,22 @@ class Worker:
         from redis_sync_aio.types import Transaction
 
         assert self.sync is not None
-        sync, conflicts, escalated = self.sync, 0, 0
-        runs, all_have_read = 0, asyncio.Event()
-
-        async def body(tx: Transaction) -> None:
-            nonlocal runs
-            count = int(await tx.get(key) or 0)
-            runs += 1
-            if runs == int(tasks):  # the first run of each: all but one meet a conflict, whatever the machine does
-                all_have_read.set()
-            await all_have_read.wait()
-            tx.multi()
-            tx.set(key, count + 1)
+        sync, client, conflicts, escalated = self.sync, self.client, 0, 0
+        disturbed = max(1, int(after))  # so many attempts of each meet a conflict, however slow the machine is
 
         async def one() -> None:
             nonlocal conflicts, escalated
+            attempts = 0
+
+            async def body(tx: Transaction) -> None:
+                nonlocal attempts
+                attempts += 1
+                count = int(await tx.get(key) or 0)
+                if attempts <= disturbed:
+                    await client.incrby(key, 0)  # a write, which leaves the value
+                tx.multi()
+                tx.set(key, count + 1)
+
             for _ in range(int(times)):
                 done = await transaction(sync, body, key, attempts=100_000, escalate_after=int(after) or None)
                 conflicts += done.conflicts

@@ -37,7 +37,6 @@ def crew() -> Iterator[Crew]:
         pytest.param((2, 0), id="mixed"),
     ],
 )
-@pytest.mark.timing
 async def test_totals_of_64_tasks_in_two_processes_are_exact(
     server: EmbeddedServer, redis: Redis, crew: Crew, after: tuple[int, int]
 ) -> None:
