@@ -17,23 +17,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from .._client.replies import Argument
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike
-from .._core.keys import Endpoint, Keys
+from .._core.keys import Keys
 from .._engine.commands import Answer, Delivery, Pushed, plain_grant, read_acquire
 from .._engine.snapshot import ticket_member
 from .._scripts.constants import ASK_AGAIN, SHARING_MARK, WRITER_WEIGHT, Outcome
 from .._transport.call import Call, unanswered
 from ..errors import QueueFull, SyncError, Unreachable
 from .grant import Grant
-from .identities import IdentityRequests
-from .manager import GrantManager
 from .settings import HELD
-from .waits import WaitedHub, WaitedName, timeout_error
+from .waits import timeout_error
+
+if TYPE_CHECKING:
+    from .resource import Resource
 
 # -- Requests of primitives ------------------------------------------------------------------------------------
 
@@ -144,54 +145,6 @@ class QueuedTickets:
         return self._young.get(number) or self._old.get(number)
 
 
-# -- The protocols that an acquisition relies on: the name that it is for, and the hub of that name ------------
-
-
-A_contra = TypeVar("A_contra", contravariant=True)
-
-
-class AcquiringHub(WaitedHub, Protocol):
-    """The hub, as acquisitions know it."""
-
-    manager: GrantManager
-    queued_tickets: QueuedTickets
-    pushes: bool
-    poll_ms: int
-    claim_ms: int
-
-    def connection_error_of(self, keys: Keys) -> Exception | None: ...
-    def next_number(self) -> int: ...
-
-
-class Owner(WaitedName, Protocol[A_contra]):
-    """The name that acquisitions are for, as they know it."""
-
-    endpoint: Endpoint
-    identities: IdentityRequests | None
-
-    @property
-    def hub(self) -> AcquiringHub: ...
-    def add(self, acquisition: A_contra) -> None: ...
-    def remove(self, number: int) -> None: ...
-    def by_identity(self) -> IdentityRequests: ...
-    def busy(self, left: float | None) -> None: ...
-    def queued(self, left: float | None, look: int) -> None: ...
-    def queue_lost(self) -> None: ...
-    def announced(self, until: float) -> None: ...
-    def look_last(self, then: Callable[[], None], *, name_holders: bool = True) -> None: ...
-    def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Grant: ...
-    def decline(self, lease: Grant) -> None: ...
-    def undo(
-        self,
-        token: bytes,
-        ticket: bytes,
-        *,
-        pending: bool = False,
-        release_args: tuple[Argument, ...] = (),
-        done: Callable[[Call], None] | None = None,
-    ) -> None: ...
-
-
 SHARED_TOKEN = b"%b%d" + SHARING_MARK
 """The token of a lease that tasks share, from the prefix of this process and the number of the request."""
 LEAST_PART = 50
@@ -232,7 +185,7 @@ class Acquisition:
     unheard = False
     """Whether it was granted before this answer, so that a contention notice may have been lost since."""
 
-    def __init__(self, resource: Owner[Acquisition], request: Request, taker: FutureLike[Grant | None]) -> None:
+    def __init__(self, resource: Resource, request: Request, taker: FutureLike[Grant | None]) -> None:
         self._resource = resource
         self._request = request
         self.taker = taker
@@ -561,7 +514,7 @@ class Acquisition:
             self._timer = None
 
 
-async def acquire(resource: Owner[Acquisition], request: Request) -> Grant | None:
+async def acquire(resource: Resource, request: Request) -> Grant | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
     acquisition = Acquisition(resource, request, future := resource.hub.loop.create_future())
     acquisition.ask()
@@ -585,9 +538,7 @@ class Attachment(Acquisition):
     It is undone by putting the detached token back, so that the lease may be attached again.
     """
 
-    def __init__(
-        self, resource: Owner[Acquisition], request: Request, taker: FutureLike[Grant | None], replaced: bytes
-    ) -> None:
+    def __init__(self, resource: Resource, request: Request, taker: FutureLike[Grant | None], replaced: bytes) -> None:
         self._replaced = replaced
         super().__init__(resource, request, taker)
 
@@ -621,7 +572,7 @@ class Attachment(Acquisition):
         resource.hub.manager.releases.undo_attach(resource.keys, self.token, self._replaced, self._request.ttl_ms)
 
 
-async def attach(resource: Owner[Acquisition], request: Request, replaced: bytes) -> Grant | None:
+async def attach(resource: Resource, request: Request, replaced: bytes) -> Grant | None:
     """Attach for the current task what ``replaced`` holds: a lease, or None when it holds nothing."""
     future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
     attachment = Attachment(resource, request, future, replaced)

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from .._core.cancellation import undo_in
@@ -48,23 +48,12 @@ if TYPE_CHECKING:
 # -- Requests of a cohort to the server ------------------------------------------------------------------------
 
 
-class Requester(Protocol):
-    """A cohort, as its requests know it."""
-
-    resource: Resource
-    limit: int
-
-    def of_process(self, request: Request) -> Request: ...
-    def opened(self, pending: PendingGrant, lease: Grant | None) -> None: ...
-    def refused(self, pending: PendingGrant, error: Exception) -> None: ...
-
-
 class PendingGrant:
     """A request to the server for the next grant of its cohort."""
 
     _done = False
 
-    def __init__(self, cohort: Requester, request: Request, only: Awaited | None, serial: int) -> None:
+    def __init__(self, cohort: Cohort, request: Request, only: Awaited | None, serial: int) -> None:
         self._cohort = cohort
         self.only = only  # the task that does not wait; None: the first task in the line
         self.wants = request
@@ -102,10 +91,9 @@ class Cohort(Holdings):
     in which the grant was taken often. While a task waits there is a grant, or a pending one.
     """
 
-    def __init__(self, resource: Resource, request: Request, move: Callable[[Cohort, int, int], bool]) -> None:
+    def __init__(self, resource: Resource, request: Request, cohorts: Cohorts) -> None:
         super().__init__(resource, request)
-        self._move = move
-        """Let this cohort be the one for a weight and another limit; return False if another one is."""
+        self._cohorts = cohorts
         self._gone = 0
         self._asked = 0  # pending grants so far
         self.pending: list[PendingGrant] = []
@@ -309,7 +297,7 @@ class Cohort(Holdings):
         ``old`` is the limit that the server had. It differs from this cohort's if another process changed it before; it
         is ``new`` if an answer was lost.
         """
-        if self.limit and self._move(self, self._weight, new):
+        if self.limit and self._cohorts.move(self, self._weight, new):
             self._latest, before = None, self._places()
             self.limit = new
             self._room += self._places() - before
@@ -399,7 +387,7 @@ class Cohort(Holdings):
         return taken
 
 
-# -- All cohorts of one name, as its resource knows them (`_leases.resource.LocalSharing`) --------------------
+# -- All cohorts of one name, as its resource knows them ---------------------------------------------------------
 
 
 MANY = 16
@@ -422,11 +410,11 @@ class Cohorts:
             if len(self.all) >= self._many:  # there may be one for each weight that was ever asked for
                 self.all = {known: cohort for known, cohort in self.all.items() if cohort.in_use}
                 self._many = max(MANY, 2 * len(self.all))
-            found = self.all[key] = Cohort(self._resource, request, self._move)
+            found = self.all[key] = Cohort(self._resource, request, self)
         return found
 
-    def _move(self, cohort: Cohort, weight: int, limit: int) -> bool:
-        """Let ``cohort`` be the one for another limit from now on; return False if another one is."""
+    def move(self, cohort: Cohort, weight: int, limit: int) -> bool:
+        """Register ``cohort`` under another limit; return False if another cohort is in use there."""
         key = (weight, limit)
         found = self.all.get(key)
         if found is not None and found is not cohort and found.in_use:
@@ -510,7 +498,6 @@ def cohort_of(resource: Resource, request: Request) -> Cohort:
     cohorts = resource.sharing
     if cohorts is None:
         cohorts = resource.sharing = Cohorts(resource)
-    assert isinstance(cohorts, Cohorts)
     return cohorts.cohort(request)
 
 

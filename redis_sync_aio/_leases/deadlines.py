@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from .._core.clock import now
@@ -16,6 +16,10 @@ from .._transport.call import Call
 from ..errors import CommandRefused
 from .grant import Grant
 from .settings import LeaseState
+
+if TYPE_CHECKING:
+    from .hub import Hub
+    from .manager import GrantManager
 
 # -- Renewals in flight, and until when the server certainly keeps a lease in spite of them --------------------
 #
@@ -137,14 +141,11 @@ CLAIM_USED = 1 / 6
 class Deadlines:
     """Moves the deadlines of grants."""
 
-    def __init__(self, alone: Callable[[], bool], keep: Callable[[Grant], None]) -> None:
-        """Begin with no renewal in flight.
-
-        ``alone`` tells whether no copy of a command can still arrive over an earlier connection.
-        """
-        self.keep: Callable[[Grant], None] = keep
+    def __init__(self, hub: Hub, manager: GrantManager) -> None:
+        self._hub = hub
+        self._manager = manager
+        self.keep: Callable[[Grant], None] = manager.keep
         """Look at a grant in time, as its deadline was moved."""
-        self._alone = alone
         self._unanswered = InFlightRenewals()
 
     def may_be_prolonged(self, lease: Grant) -> bool:
@@ -178,7 +179,7 @@ class Deadlines:
         if nothing:
             self._unanswered.without_effect(lease, sent)
         elif call.error is None:
-            self._unanswered.answered(lease, sent, call.ambiguous, self._alone())
+            self._unanswered.answered(lease, sent, call.ambiguous, self._hub.executor.alone)
         sent.given_up = True
         if lease.state is LeaseState.HELD:
             known = self._unanswered.known(lease) if nothing else None

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from weakref import ReferenceType, ref
 
 import anyio
@@ -30,11 +30,14 @@ from .._core.futures import Ended, FutureLike
 from .._core.keys import Keys, label_of
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext
 from ..errors._base import copy_error
-from .settings import ENDLESS, HELD, RELEASED, IdentityReleases, LeaseSettings, LeaseState, Terms
+from .settings import ENDLESS, HELD, RELEASED, LeaseSettings, LeaseState
 
 if TYPE_CHECKING:
     from .._client.replies import Argument, Reply
     from .._core.observers import Observation
+    from .acquisition import Request
+    from .hold import Acquiring
+    from .identities import IdentityRequests
 
 # -- The tasks that acquire leases, by weak references: a forgotten lease keeps no task alive ------------------
 
@@ -109,36 +112,7 @@ class Cause(NamedTuple):
         )
 
 
-class Health(Protocol):
-    """Knows how this process and its connections fared."""
-
-    def stalled_since(self, time: float, /) -> float: ...
-    def answering(self, keys: Keys, stalled: bool, /) -> bool: ...
-
-
-class Losable(Protocol):
-    """The facts about a grant that explain its loss."""
-
-    @property
-    def keys(self) -> Keys: ...
-    @property
-    def since(self) -> float: ...
-    @property
-    def deadline(self) -> float: ...
-    @property
-    def period(self) -> float: ...
-    @property
-    def claim(self) -> float: ...
-    @property
-    def refused(self) -> float: ...
-    @property
-    def permit(self) -> Losable: ...
-    @property
-    def manager(self) -> Health: ...
-    def ends_by(self) -> float: ...
-
-
-def cause_of(lease: Losable, reason: LossReason) -> Cause:
+def cause_of(lease: Grant, reason: LossReason) -> Cause:
     """Return the facts about a loss that was noticed now."""
     time = now()
     held_for = time - lease.since
@@ -184,14 +158,6 @@ class Group(Protocol):
     def member_lost(self, member: Grant, /) -> None: ...
 
 
-class Body(Protocol):
-    """The body that runs under a grant, as the grant knows it."""
-
-    @property
-    def _cancels(self) -> bool: ...
-    def _lost(self) -> None: ...
-
-
 class Grant:
     """The possession that the server gave for one request: its time, its renewals, its release, its loss.
 
@@ -213,7 +179,7 @@ class Grant:
     """The `Lease` of the user; None if there never was a lease."""
     maker: ReferenceType[object] | None = None
     """The primitive whose ``release()`` finds it."""
-    hold: ReferenceType[Body] | None = None
+    hold: ReferenceType[Acquiring[Any]] | None = None
     """The ``async with`` whose body runs under it. The frame of the body keeps it."""
     body: TaskRef | None = None
     """The task whose ``async with`` body runs under it."""
@@ -226,7 +192,7 @@ class Grant:
     replayed = False
     """Whether a copy of its request may still be on the way to the server."""
     releasers: list[FutureLike[None]] | None = None
-    same_identity: IdentityReleases | None = None
+    same_identity: IdentityRequests | None = None
     """Requests of the same identity in this process, if it has one."""
     joined = False
     """Whether the identity held it before, so that the grant did not begin with this request."""
@@ -264,7 +230,7 @@ class Grant:
         fence: int,
         deadline: float,
         period: float,
-        terms: Terms,
+        terms: Request,
     ) -> None:
         self.state = HELD
         self.manager = manager

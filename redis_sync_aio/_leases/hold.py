@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 from weakref import ReferenceType, ref
 
 import anyio.lowlevel
@@ -25,6 +25,9 @@ from .._core.redis_py_words import missing_attribute
 from ..errors import CoordinatorClosed, NotHeld, SyncError
 from .grant import Grant, TaskRef, current_ref, ended
 from .settings import HELD
+
+if TYPE_CHECKING:
+    from .lease import BaseLease
 
 # -- The fate of the body of an ``async with`` when its lease is lost, and which exception propagates (P7) -----
 #
@@ -95,14 +98,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Face(Protocol):
-    """The face of a grant, which a body gets."""
-
-    _grant: Grant
-
-
-L = TypeVar("L", bound=Face)
-T_co = TypeVar("T_co", bound="Face | None", covariant=True)
+L = TypeVar("L", bound="BaseLease")
+T_co = TypeVar("T_co", bound="BaseLease | None", covariant=True)
 
 OnLost: TypeAlias = Literal["cancel", "event"]
 """The reaction to a loss: the body is cancelled, or only `Lease.lost` becomes True."""

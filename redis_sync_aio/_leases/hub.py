@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from .._client.cluster import Cluster, OneServer, servers_of
+from .._client.cluster import Cluster, servers_of
 from .._client.owned import OwnedClient
 from .._client.redis_py import CloseObserver, close_idle
 from .._client.replies import Replies, Reply, Words, with_own_errors
@@ -43,34 +43,21 @@ from .acquisition import Acquisition, QueuedTickets
 from .grant import Grant
 from .manager import GrantManager
 from .options import HubOptions
-from .resource import ContentionListener, HubServices, Resource
+from .resource import Resource
 from .settings import Exits, LeaseSettings
 
 if TYPE_CHECKING:
     from .._core.observers import Observers
     from .._inspection.views import NameView
+    from .shared_grant import ProcessGrant
 
 # -- Reports of the link to the hub: pushes, new connections, slots that moved, refusals, a client that was closed
-
-
-class LinkedHub(HubServices, Protocol):
-    """A hub, as the owner of its link knows it."""
-
-    options: HubOptions
-    resources: dict[bytes, Resource]
-    forked: bool
-
-    def every_name(self) -> Iterator[Resource]: ...
-    def poll_instead(self, error: SyncError) -> None: ...
-    def give_back_resting(self) -> bool: ...
-    async def drained(self) -> None: ...
-    def client_closed(self) -> None: ...
 
 
 class LinkEvents:
     """The owner of a hub's link (`_transport.executor.LinkOwner`)."""
 
-    def __init__(self, hub: LinkedHub) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._unchecked: set[int] = set()  # numbers of acquisitions that have not asked yet on the present connection
         self._rechecks = 0  # the work in progress
@@ -209,35 +196,10 @@ AFTER_DRAIN = 0.05
 """Seconds after a drain in which the body of `UntilSignal` cancels its tasks. Those that are left get their errors."""
 
 
-class ClosableHub(Protocol):
-    """A hub, as its end knows it."""
-
-    options: HubOptions
-    loop: asyncio.AbstractEventLoop
-    servers: OneServer | Cluster
-    link: Link | ClusterLink | None
-    executor: Executor
-    manager: GrantManager
-    resources: dict[bytes, Resource]
-    why_closed: str | None
-    emptied: asyncio.Event | None
-    held_back: Callable[[], Awaitable[None]] | None
-    forked: bool
-    observing: Observing
-
-    def check_context(self) -> None: ...
-    def leave_to_parent(self) -> None: ...
-    def every_name(self) -> Iterator[Resource]: ...
-    def all_leases(self) -> Iterator[Grant]: ...
-    def stop_sharing(self) -> None: ...
-    def give_back_resting(self) -> bool: ...
-    async def drained(self) -> None: ...
-
-
 class Closing:
     """Ends a hub once, for the first reason that comes up."""
 
-    def __init__(self, hub: ClosableHub, owned: OwnedClient | None) -> None:
+    def __init__(self, hub: Hub, owned: OwnedClient | None) -> None:
         self.hub, self._owned = hub, owned
         self._task: asyncio.Task[None] | None = None
         self._client_is_closed = False
@@ -422,7 +384,7 @@ class Hub:
         """Return a number for the next acquisition."""
         self.acquisitions: dict[int, Acquisition] = {}
         self.queued_tickets = QueuedTickets()
-        self.listeners: dict[int, ContentionListener] = {}
+        self.listeners: dict[int, ProcessGrant] = {}
         """Receivers of contention notices, by the number of the ticket that they were granted to."""
         self.resources: dict[bytes, Resource] = {}  # by the id of their keys
         self.flights: dict[bytes, Flight] = {}
@@ -444,13 +406,8 @@ class Hub:
         self.link = None if options.push == "never" else self._new_link()
         self._use(self.link or self._new_pool_executor())
         self.manager = GrantManager(
-            lambda: self.engine,
-            leases=self.all_leases,
-            forget=self._forget_lease,
-            keeps=self._keeps_lease,
-            check_context=self.check_context,
-            stalled=self._stalled,
-            settings=LeaseSettings(
+            self,
+            LeaseSettings(
                 client=self.client,
                 retry_for=self.retry_for,
                 response_timeout=options.response_timeout,
@@ -558,7 +515,8 @@ class Hub:
         self.forked, self._thread = True, 0
         self.observing.leave_to_parent()
 
-    def _stalled(self, seconds: float) -> None:
+    def stalled(self, seconds: float) -> None:
+        """Report to observers that the event loop was blocked for ``seconds``."""
         if self.observers is not None:
             self.observers.stalled(seconds)
 
@@ -627,11 +585,13 @@ class Hub:
         for resource in self.every_name():
             yield from list(resource.leases)
 
-    def _keeps_lease(self, lease: Grant) -> bool:
+    def keeps(self, lease: Grant) -> bool:
+        """Return True if ``lease`` is held."""
         resource = self.resources.get(lease.keys.id)
         return resource is not None and lease in resource.leases
 
-    def _forget_lease(self, lease: Grant) -> None:
+    def forget_lease(self, lease: Grant) -> None:
+        """Forget ``lease``, which has ended; look again if others may hold its name now."""
         resource = self.resources.get(lease.keys.id)
         if resource is not None:
             resource.drop(lease)

@@ -14,45 +14,34 @@ joined it meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from .._transport.call import Call
-from .grant import Grant
 from .settings import LeaseState
 
-
-class IdentityRequest(Protocol):
-    """An acquisition by an identity, as the others of that identity know it."""
-
-    number: int
-    token: bytes
-    call: Call | None
-    withdrawn: bool
-
-    def ask(self) -> None: ...
-    def recheck(self) -> None: ...
+if TYPE_CHECKING:
+    from .acquisition import Acquisition
+    from .grant import Grant
+    from .resource import Resource
 
 
 class IdentityRequests:
     """The requests for one name, by identity. The cost of one identity does not depend on the others."""
 
-    def __init__(self, undo: Callable[[bytes], None]) -> None:
-        """Begin without requests. ``undo`` takes back on the server what an identity has."""
-        self._undo = undo
-        self._acquisitions: dict[bytes, dict[int, IdentityRequest]] = {}  # by identity, and by their numbers
+    def __init__(self, resource: Resource) -> None:
+        self._resource = resource
+        self._acquisitions: dict[bytes, dict[int, Acquisition]] = {}  # by identity, and by their numbers
         self._leases: dict[bytes, dict[Grant, None]] = {}
-        self._behind: dict[bytes, list[IdentityRequest]] = {}  # not asked yet
+        self._behind: dict[bytes, list[Acquisition]] = {}  # not asked yet
         self._passed_on: set[bytes] = set()  # identities that have a grant here, and no lease yet
         self._releases: dict[bytes, int] = {}  # how many have no answer yet
 
     # -- what there is ---------------------------------------------------------------------------------
 
-    def add(self, acquisition: IdentityRequest) -> None:
+    def add(self, acquisition: Acquisition) -> None:
         """Register an acquisition under its present number."""
         self._acquisitions.setdefault(acquisition.token, {})[acquisition.number] = acquisition
 
-    def remove(self, acquisition: IdentityRequest, number: int) -> None:
+    def remove(self, acquisition: Acquisition, number: int) -> None:
         """Forget an acquisition by that number. It may be one without an identity."""
         found = self._acquisitions.get(acquisition.token)
         if found is not None and found.pop(number, None) is not None:
@@ -97,7 +86,7 @@ class IdentityRequests:
 
     # -- cancelled requests ----------------------------------------------------------------------------
 
-    def defer(self, acquisition: IdentityRequest) -> bool:
+    def defer(self, acquisition: Acquisition) -> bool:
         """Return whether ``acquisition`` is asked later, behind the undoing of a cancelled one."""
         if not any(it.withdrawn and it.call is not None for it in self._of(acquisition.token)):
             return False
@@ -117,7 +106,7 @@ class IdentityRequests:
         self._passed_on.add(token)
         return True
 
-    def inherits(self, acquisition: IdentityRequest) -> bool:
+    def inherits(self, acquisition: Acquisition) -> bool:
         """Return whether ``acquisition``, which has a lease now, is the only one that stands for the grant.
 
         Other requests by the same identity have it, too, without a message of the server: they ask again.
@@ -137,9 +126,9 @@ class IdentityRequests:
                 acquisition.ask()
         if identity in self._passed_on and not self._in_flight(identity):
             self._passed_on.discard(identity)
-            self._undo(identity)
+            self._resource.undo(identity, b"")
 
-    def _of(self, identity: bytes) -> list[IdentityRequest]:
+    def _of(self, identity: bytes) -> list[Acquisition]:
         return list(self._acquisitions.get(identity, {}).values())
 
     def _in_flight(self, identity: bytes) -> bool:

@@ -7,7 +7,8 @@ and otherwise when the event loop ends.
 from __future__ import annotations
 
 import os
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, TypeVar
 
 from .._client.owned import OwnedClient
 from .._client.settings import Client, RedisClient, encode, is_cluster, running_loop
@@ -88,13 +89,9 @@ def client_of(source: Client | CoordinatorLike) -> RedisClient:
     return accepted(source)
 
 
-K_co = TypeVar("K_co", bound=Keys, covariant=True)
-
-
-class MakeKeys(Protocol[K_co]):
-    """A function of `_core/keys` that makes the keys of a name."""
-
-    def __call__(self, name: bytes, prefix: bytes, /) -> K_co: ...
+K = TypeVar("K", bound=Keys)
+MakeKeys: TypeAlias = Callable[[bytes, bytes], K]
+"""A function of `_core/keys` that makes the keys of a name, with a prefix."""
 
 
 def prefix_of(source: Client | CoordinatorLike) -> bytes:
@@ -109,7 +106,7 @@ def label_prefix_of(source: Client | CoordinatorLike) -> bytes:
     return b"" if binding is None else binding.options.label
 
 
-def keys_of(source: Client | CoordinatorLike, name: Name, make: MakeKeys[K_co], what: str = "name") -> K_co:
+def keys_of(source: Client | CoordinatorLike, name: Name, make: MakeKeys[K], what: str = "name") -> K:
     """Return the keys of ``name``, encoded as the client encodes keys, with the prefix of the coordinator.
 
     Raises TypeError or ValueError for a name that cannot be one; in a cluster also as `check_slot`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn, Protocol, Self, SupportsIndex
+from typing import NoReturn, Self, SupportsIndex
 from weakref import ReferenceType, ref
 
 from .._client.cluster import servers_of
@@ -19,7 +19,7 @@ from .._core.keys import Keys, PermitKeys
 from .._engine.watch_dialogue import microseconds
 from .._scripts.constants import WRITER_WEIGHT
 from .._transactions.handle import GuardedTransaction
-from ..errors import LeaseLost, LossReason
+from ..errors import LossReason
 from .detached import detach, why_attached
 from .grant import Grant
 from .hold import Acquiring, leave_unentered
@@ -61,28 +61,13 @@ class Ownership:
         return None if until is not None and float(until) > time and enough else "expired"
 
 
-class Owned(Protocol):
-    """The part of a grant that a guard needs."""
-
-    keys: Keys
-    wire_token: bytes
-    weight: int
-
-    @property
-    def name(self) -> str: ...
-    def check(self) -> None: ...
-    def committing(self, number: int, /) -> None: ...
-    def lose(self, reason: LossReason, /) -> None: ...
-    def loss(self) -> LeaseLost: ...
-
-
 class GrantGuard:
     """The guard of `Lease.transaction`: the server confirms that all ``members`` of a grant are held."""
 
     def __init__(
         self,
-        grant: Owned,
-        members: Sequence[Owned],
+        grant: Grant,
+        members: Sequence[Grant],
         *,
         retry_for: float,
         exit_timeout: float,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from .._core.cancellation import outcome_of
 from .._core.clock import SHORTEST, Stalls, now
 from .._core.futures import Slices
 from .._core.keys import Keys
-from .._engine.commands import Commands, Delivery, Send
+from .._engine.commands import Delivery, Send
 from .._scripts.constants import Released
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
@@ -33,6 +33,7 @@ from .settings import LeaseSettings, LeaseState
 if TYPE_CHECKING:
     from .._transport.call import Call
     from .grant import Grant
+    from .hub import Hub
 
 # -- Commands whose replies no task awaits; closing a coordinator waits for them -------------------------------
 
@@ -238,31 +239,21 @@ UNDO_FOR = 60.0
 class Releases:
     """The releases of a coordinator's grants."""
 
-    def __init__(
-        self,
-        commands: Callable[[], Commands],
-        loop: asyncio.AbstractEventLoop,
-        retry_for: float,
-        forget: Callable[[Grant], None],
-    ) -> None:
-        """Begin with no release in flight. ``forget`` removes a grant from those that are held."""
+    def __init__(self, hub: Hub) -> None:
         self.in_flight: InFlightCounter = InFlightCounter()
-        self._commands = commands
-        self._loop = loop
-        self._retry_for = retry_for
-        self._forget = forget
+        self._hub = hub
 
     def release(self, lease: Grant) -> None:
         """Send the release of ``lease``, and repeat it until it is answered or the lease has expired."""
         time, pending, undoes = now(), lease.replayed, lease.reusable
-        told = Delivery(time, min(lease.deadline, time + self._retry_for), self._answered)
+        told = Delivery(time, min(lease.deadline, time + self._hub.retry_for), self._answered)
         keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
-        call = self._commands().release(
+        call = self._hub.engine.release(
             keys, token, told, about=lease, pending=pending, release_args=release_args, undoes=undoes
         )
         # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
         self.in_flight.started(call)
-        self._forget(lease)
+        self._hub.forget_lease(lease)
         if (here := lease.same_identity) is not None:
             here.release_sent(lease.wire_token)
 
@@ -284,8 +275,8 @@ class Releases:
                 done(call)
 
         time = now()
-        told, undoes = Delivery(time, time + max(self._retry_for, UNDO_FOR), answered), not pending
-        call = self._commands().release(
+        told, undoes = Delivery(time, time + max(self._hub.retry_for, UNDO_FOR), answered), not pending
+        call = self._hub.engine.release(
             keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=undoes
         )
         self.in_flight.started(call)
@@ -293,9 +284,9 @@ class Releases:
     def undo_attach(self, keys: Keys, token: bytes, replaced: bytes, ttl_ms: int) -> None:
         """Let ``replaced`` hold again what was attached as ``token``, so that it may be attached again."""
         time = now()
-        told = Delivery(time, time + max(self._retry_for, UNDO_FOR), self.in_flight.finished)
+        told = Delivery(time, time + max(self._hub.retry_for, UNDO_FOR), self.in_flight.finished)
         self.in_flight.started(
-            self._commands().attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
+            self._hub.engine.attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
         )
 
     def repeat_downgrade(self, lease: Grant) -> None:
@@ -305,7 +296,7 @@ class Releases:
         """
         if lease.state is LeaseState.HELD:
             told = Delivery(now(), lease.deadline, self.in_flight.finished)
-            self.in_flight.started(self._commands().downgrade(lease.keys, lease.wire_token, told, undoes=True))
+            self.in_flight.started(self._hub.engine.downgrade(lease.keys, lease.wire_token, told, undoes=True))
 
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)
@@ -316,7 +307,7 @@ class Releases:
         error = None if plainly else release_error(lease, call)
         lease.release_ended(error)
         if error is not None:
-            notice_end(self._loop, lease)
+            notice_end(self._hub.loop, lease)
 
 
 def release_error(lease: Grant, call: Call) -> SyncError | None:
@@ -359,35 +350,22 @@ MIN_TICK = 0.005
 class GrantManager:
     """The manager of all grants of a coordinator; composes the timer, the renewals and the releases."""
 
-    def __init__(
-        self,
-        commands: Callable[[], Commands],
-        *,
-        leases: Callable[[], Iterable[Grant]],
-        forget: Callable[[Grant], None],
-        keeps: Callable[[Grant], bool],
-        check_context: Callable[[], None],
-        stalled: Callable[[float], None],
-        settings: LeaseSettings,
-    ) -> None:
+    def __init__(self, hub: Hub, settings: LeaseSettings) -> None:
         self.settings: LeaseSettings = settings
-        self.check_context: Callable[[], None] = check_context
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self._commands = commands
-        self._leases = leases
-        self._forget = forget
-        self._keeps = keeps
+        self.check_context: Callable[[], None] = hub.check_context
+        self.loop: asyncio.AbstractEventLoop = hub.loop
+        self._hub = hub
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self._late = 0.0
         self._asleep = now() - self.loop.time()  # so far; the clock of the loop stands still meanwhile
-        self._stalls = Stalls(stalled)
+        self._stalls = Stalls(hub.stalled)
         self._schedule = Schedule()
         self.dismiss: Callable[[Grant], None] = self._schedule.leave
         """Stop looking at a grant."""
         self.slices: Slices = Slices(self.loop)
-        self.renewals: Renewals = Renewals(commands, self.keep, self.ask)
-        self.releases: Releases = Releases(commands, self.loop, settings.retry_for, forget)
+        self.renewals: Renewals = Renewals(hub, self)
+        self.releases: Releases = Releases(hub)
         # Grants call these on the manager; the attributes save a call in between.
         self.extend: Callable[[Grant, int], Awaitable[None]] = self.renewals.extend
         self.release: Callable[[Grant], None] = self.releases.release
@@ -457,7 +435,7 @@ class GrantManager:
     def _look_at(self, lease: Grant, time: float) -> None:
         """Renew ``lease`` if it is due; lose it if its deadline has passed."""
         lease.look_at_shares(time)
-        if lease.state is not LeaseState.HELD or not self._keeps(lease):
+        if lease.state is not LeaseState.HELD or not self._hub.keeps(lease):
             return
         if time >= lease.deadline:
             # A renewal in flight was sent in good time, so the server was out of reach, unless it refused (`cause_of`).
@@ -484,7 +462,7 @@ class GrantManager:
             yield
 
     def _look_at_shares(self) -> Iterator[None]:
-        for lease in self._leases():
+        for lease in self._hub.all_leases():
             lease.look_at_shares(now())
             yield
 
@@ -494,13 +472,13 @@ class GrantManager:
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server of ``keys`` answers, or (``stalled``) its silence could not have been noticed."""
-        return self._commands().executor.answering(keys, stalled)
+        return self._hub.engine.executor.answering(keys, stalled)
 
     # -- for grants ------------------------------------------------------------------------------------
 
     def forget(self, lease: Grant) -> None:
         """Let go of ``lease``, which is lost."""
-        self._forget(lease)
+        self._hub.forget_lease(lease)
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
         if lease.reason != "closed" and not lease.reusable and perhaps:
             # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
@@ -516,7 +494,7 @@ class GrantManager:
     def let_go(self, lease: Grant) -> None:
         """Forget ``lease``, which goes on without this process."""
         lease.state = LeaseState.RELEASED
-        self._forget(lease)
+        self._hub.forget_lease(lease)
         lease.notify_ended()
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
@@ -557,6 +535,6 @@ class GrantManager:
 
         time = now()
         expires = min(lease.deadline, time + self.settings.retry_for, by)
-        call = send(self._commands(), Delivery(time, expires, answered))
+        call = send(self._hub.engine, Delivery(time, expires, answered))
         in_flight.started(call)
         return call

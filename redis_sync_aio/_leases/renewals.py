@@ -6,14 +6,13 @@ No answer does not mean lost (P6): the link repeats a renewal without an answer 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from .._client.replies import Argument
 from .._core import logs
 from .._core.clock import now
-from .._engine.commands import Commands, Delivery, Send, read_renew
+from .._engine.commands import Commands, Delivery, read_renew
 from .._scripts.constants import Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, LossReason, SyncError
@@ -22,22 +21,8 @@ from .grant import Grant
 from .settings import LeaseState
 
 
-class Ask(Protocol):
-    """Sends a command about a grant, and raises the error that its answer means."""
-
-    def __call__(
-        self, lease: Grant, send: Send, answered: Callable[[Call], SyncError | None], by: float = ...
-    ) -> Awaitable[None]: ...
-
-
 class Renewals(Deadlines):
     """The renewals of a coordinator's grants."""
-
-    def __init__(self, commands: Callable[[], Commands], keep: Callable[[Grant], None], ask: Ask) -> None:
-        """Begin with no renewal in flight. ``keep`` makes the timer look at a grant whose deadline was moved."""
-        super().__init__(lambda: commands().executor.alone, keep)
-        self._commands = commands
-        self._ask = ask
 
     def recheck(self, lease: Grant) -> None:
         """Ask the server now, after a reconnect, whether ``lease`` is still ours."""
@@ -72,7 +57,7 @@ class Renewals(Deadlines):
             self.apply_answer(lease, ttl, call, weight, asked)
 
         delivery, refused = Delivery(now(), lease.deadline, done), partial(self._note_refusal, lease)
-        self._commands().renew(
+        self._hub.engine.renew(
             lease.keys, lease.wire_token, delivery, ttl_ms=ttl, more=asked, weight=weight, refused=refused
         )
 
@@ -154,4 +139,4 @@ class Renewals(Deadlines):
                 lease.keys, lease.wire_token, told, ttl_ms=ttl, more=more, weight=weight, refused=refused
             )
 
-        await self._ask(lease, send, answered)
+        await self._manager.ask(lease, send, answered)

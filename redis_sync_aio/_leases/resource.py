@@ -8,106 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from .._client.replies import Argument
 from .._core.clock import now
 from .._core.display import text
-from .._core.keys import NEVER_HELD, Endpoint, Keys, PermitKeys
+from .._core.keys import NEVER_HELD, Keys, PermitKeys
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import CoordinatorClosed
 from ..errors._base import copy_error
-from .acquisition import AcquiringHub, Acquisition, Request
+from .acquisition import Acquisition, Request
 from .detached import deadlock
 from .grant import Grant
 from .held import HeldLeases
 from .identities import IdentityRequests
-from .waits import Healing, HealingHub, Waiter, Waits
+from .waits import Healing, Waiter, Waits
 
 if TYPE_CHECKING:
-    from .._core.observers import Observers
-
-
-class ContentionListener(Protocol):
-    """Something that is held, and that stops being handed on once others wait for it at the server."""
-
-    def on_contention(self) -> None: ...
-
-
-class HubServices(AcquiringHub, HealingHub, Protocol):
-    """The hub, as its names know it."""
-
-    acquisitions: dict[int, Acquisition]
-    listeners: dict[int, ContentionListener]
-    observers: Observers | None
-    held_back: Callable[[], Awaitable[None]] | None
-    burst: int
-    slice: float
-
-    def endpoint_of(self, keys: Keys) -> Endpoint: ...
-    def check(self) -> None: ...
-    def resource(self, keys: Keys, spare: Resource | None = None) -> Resource: ...
-
-    resources: dict[bytes, Resource]
-
-    def forget(self, resource: Resource) -> None: ...
-
-
-class LocalSharing(Protocol):
-    """The leases of a name that tasks of this process share, and the tasks that wait for them."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether a task waits."""
-        ...
-
-    def waiters(self) -> Iterator[Waiter]:
-        """Iterate over the futures that the waiting tasks await."""
-        ...
-
-    def refuse_waiter(self, waiter: Waiter, why: Callable[[bool], Exception | None]) -> None:
-        """End the wait for ``waiter`` with the error that ``why`` returns, if any; it is told whether that reads."""
-        ...
-
-    def shares(self) -> list[Grant]:
-        """Return the task grants: the parts that tasks hold of the grants that they share."""
-        ...
-
-    def is_shared(self, grant: Grant) -> bool:
-        """Return whether tasks share ``grant``, and hold parts of it."""
-        ...
-
-    def list_shares(self) -> None:
-        """Index the parts by task if there are many."""
-        ...
-
-    def on_contention(self) -> None:
-        """Go on for a limited time with what is held: others wait at the server."""
-        ...
-
-    def resized(self, old: int, new: int) -> None:
-        """Take note of another limit of the permits."""
-        ...
-
-    def rest_ends(self) -> bool:
-        """Give back what is held and no task has; return whether there was anything."""
-        ...
-
-    def reroute(self) -> None:
-        """Stop handing over inside the process: contention notices of the server would not arrive."""
-        ...
-
-    def stop(self) -> None:
-        """Check before each hand-over whether it is still allowed."""
-        ...
-
-    def give_up(self, error: CoordinatorClosed) -> None:
-        """End all waits with ``error``."""
-        ...
+    from .cohort import Cohorts
+    from .hub import Hub
 
 
 class Resource:
@@ -127,7 +50,7 @@ class Resource:
         "waits",
     )
 
-    def __init__(self, hub: HubServices, keys: Keys) -> None:
+    def __init__(self, hub: Hub, keys: Keys) -> None:
         self.hub = hub
         self.keys = keys
         self.endpoint = hub.endpoint_of(keys)
@@ -136,7 +59,7 @@ class Resource:
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases = HeldLeases()
         self.identities: IdentityRequests | None = None  # from the first request by an identity on
-        self.sharing: LocalSharing | None = None  # once tasks shared something
+        self.sharing: Cohorts | None = None  # once tasks shared something
         self._healing = Healing(hub, self.acquisitions)
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
         self.waits: Waits | None = None  # while anybody waits
@@ -265,7 +188,7 @@ class Resource:
     def by_identity(self) -> IdentityRequests:
         """Return the requests that go by an identity."""
         if self.identities is None:
-            self.identities = IdentityRequests(lambda identity: self.undo(identity, b""))
+            self.identities = IdentityRequests(self)
         return self.identities
 
     def check_waits(self, request: Request) -> None:

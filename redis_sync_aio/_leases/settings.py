@@ -1,4 +1,4 @@
-"""The settings of a coordinator's leases, the states of a grant, and the part of a request that it keeps."""
+"""The settings of a coordinator's leases, and the states of a grant."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 from weakref import WeakMethod
 
 from .._client.settings import RedisClient
 from .._core.cancellation import exit_timeout_of, give_up_on, outcome_of
-
-# -- The states of a grant, and the part of a request that it keeps --------------------------------------------
 
 
 class LeaseState(Enum):
@@ -28,30 +25,6 @@ class LeaseState(Enum):
 
 ENDLESS = math.inf  # a name of a module is found sooner than its attribute, and each grant needs it
 HELD, RELEASED = LeaseState.HELD, LeaseState.RELEASED
-
-
-class Terms(Protocol):
-    """The part of a request that its grant keeps."""
-
-    @property
-    def ttl_ms(self) -> int: ...
-    @property
-    def auto_renew(self) -> bool: ...
-    @property
-    def max_hold(self) -> float | None: ...
-    @property
-    def identity(self) -> bytes | None: ...
-    @property
-    def reusable(self) -> bool: ...
-    @property
-    def weight(self) -> int: ...
-
-
-class IdentityReleases(Protocol):
-    """Learns of the releases of an identity, for other requests of the same identity."""
-
-    def release_sent(self, identity: bytes, /) -> None: ...
-    def release_answered(self, identity: bytes, /) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from .._client.replies import Argument, Reply
 from .._core.clock import now
@@ -20,7 +20,7 @@ from .._core.keys import Keys
 from .._scripts.constants import FENCE_RANGE, WRITER_WEIGHT
 from ..errors import LeaseLost, LossReason
 from .acquisition import Request
-from .grant import Cause, Grant, LeaseManager, ended
+from .grant import Cause, Grant, ended
 from .manager import GrantManager
 from .resource import Resource
 from .settings import HELD, RELEASED, LeaseState
@@ -32,19 +32,6 @@ Task: TypeAlias = asyncio.Task[object]
 
 MOST_FENCES = 8192
 """Most fences that are reserved together. Fences are microseconds, so more would run ahead of the clock."""
-
-
-class Sharing(LeaseManager, Protocol):
-    """The cohort of a process grant, and the manager of its parts, as both kinds of grants know it."""
-
-    thread: int
-    resource: Resource
-    listed: bool
-
-    def passed_on(self, lease: TaskGrant) -> bool: ...
-    def lost(self, grant: ProcessGrant) -> None: ...
-    def give_back(self, grant: ProcessGrant) -> None: ...
-    def part_with(self, grant: ProcessGrant) -> None: ...
 
 
 class ProcessGrant(Grant):
@@ -76,7 +63,7 @@ class ProcessGrant(Grant):
     """Whether it takes one of its cohort's places."""
     turning = False
     """Whether it is given back at the end of this turn of the loop, unless a task holds it then."""
-    cohort: Sharing
+    cohort: Holdings
     manager: GrantManager
 
     def __init__(
@@ -190,10 +177,10 @@ class TaskGrant(Grant):
     commits = 0
     """Number of guarded commits that are in flight, or may be."""
     _timer: asyncio.TimerHandle | None
-    manager: Sharing
+    manager: Holdings
     _terms: Request
 
-    def __init__(self, cohort: Sharing, grant: ProcessGrant, request: Request) -> None:
+    def __init__(self, cohort: Holdings, grant: ProcessGrant, request: Request) -> None:
         self.state = HELD
         self.manager = cohort
         self._terms = request

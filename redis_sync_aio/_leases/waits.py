@@ -13,23 +13,24 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import ReferenceType, ref
 
 from .._core import logs
-from .._core.backoff import Backoff
 from .._core.clock import EARLY, now
 from .._core.display import shown, text
-from .._core.keys import CLOSED, Keys, PermitKeys
-from .._engine.commands import Commands, Delivery
+from .._core.keys import CLOSED, PermitKeys
+from .._engine.commands import Delivery
 from .._scripts.constants import WRITER_WEIGHT, Look, stated_limit
 from .._transport.call import Call
 from ..errors import AcquireTimeout, WaitTimeout
-from .grant import Grant
-from .held import HeldLeases
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView
+    from .acquisition import Acquisition
+    from .grant import Grant
+    from .hub import Hub
+    from .resource import Resource
 
 Waiter: TypeAlias = "asyncio.Future[Any]"
 """The receiver that a task awaits until it has a grant."""
@@ -61,31 +62,6 @@ class Mark(NamedTuple):
         return (waiter := self.waiter()) is not None and not waiter.done()
 
 
-class WaitedHub(Protocol):
-    """The hub, as waits know it."""
-
-    loop: asyncio.AbstractEventLoop
-    engine: Commands
-    retry_for: float
-
-    def held_elsewhere(self, resource: Any, /) -> Iterator[Grant]: ...
-
-
-class WaitedName(Protocol):
-    """A name, as its waits know it."""
-
-    keys: Keys
-    name: str
-    leases: HeldLeases
-    waits: Waits | None
-
-    @property
-    def hub(self) -> WaitedHub: ...
-    def waiters(self) -> Iterator[Waiter]: ...
-    def holder_remaining(self) -> float | None: ...
-    def refuse_deadlock(self, waiter: Waiter, lease: Grant, task: asyncio.Task[object], /) -> None: ...
-
-
 class Waits:
     """The waits of this process for one name. It exists while a task waits."""
 
@@ -99,7 +75,7 @@ class Waits:
     _asked = False
     _quiet_until = -math.inf
 
-    def __init__(self, resource: WaitedName) -> None:
+    def __init__(self, resource: Resource) -> None:
         self._resource = resource
         self._marks: list[Mark] = []
         self._mark(list(resource.waiters()))
@@ -248,7 +224,7 @@ def data_in(view: NameView) -> str | None:
 
 
 def timeout_error(
-    resource: WaitedName, within: float | None, weight: int, permits: int, answered: bool = True
+    resource: Resource, within: float | None, weight: int, permits: int, answered: bool = True
 ) -> AcquireTimeout | WaitTimeout:
     """Return the error for a request that waited ``within`` seconds because others have it, as was ``answered``.
 
@@ -291,33 +267,12 @@ def timeout_error(
 # repeat theirs.
 
 
-class HealingHub(Protocol):
-    """The hub, as looks know it."""
-
-    loop: asyncio.AbstractEventLoop
-    pushes: bool
-    poll_ms: int
-    claim_ms: int
-    poll_cap: float
-    poll: Backoff
-
-
-class Asker(Protocol):
-    """An acquisition, as looks know it."""
-
-    call: Call | None
-    sent: float
-    withdrawn: bool
-
-    def ask(self) -> None: ...
-
-
 class Healing:
     """The next look at one name: when it is due, and which acquisitions ask."""
 
     __slots__ = ("_acquisitions", "_due", "_fires_at", "_hub", "_last", "_polls", "_timer", "look_every")
 
-    def __init__(self, hub: HealingHub, acquisitions: Mapping[int, Asker]) -> None:
+    def __init__(self, hub: Hub, acquisitions: Mapping[int, Acquisition]) -> None:
         self._hub = hub
         self._acquisitions = acquisitions
         self._timer: asyncio.TimerHandle | None = None

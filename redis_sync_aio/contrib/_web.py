@@ -21,12 +21,12 @@ from .._core import logs
 from .._core.arguments import Seconds, count, is_async, permit_limit, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
-from .._leases.hold import Acquiring, Face
+from .._leases.hold import Acquiring
 from .._leases.implicit import client_of
-from .._leases.lease import Lease
+from .._leases.lease import BaseLease, Lease
 from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable, WaitTimeout
 
-L = TypeVar("L", bound=Face)
+L = TypeVar("L", bound=BaseLease)
 
 # -- answers -----------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0
 
 def hubs_of(client: Client) -> list[Hub]:
     """Return the hubs of this process that use ``client`` and can still be used, or are being closed."""
-    hubs = [cast("Hub", closing.hub) for closing in list(living.values())]
+    hubs = [closing.hub for closing in list(living.values())]
     return [hub for hub in hubs if hub.client is client and not hub.forked and not hub.loop.is_closed() and open_(hub)]
 
 

@@ -153,7 +153,7 @@ def _frozen(client: Client | CoordinatorLike) -> Iterator[None]:
 
 def _hubs_here() -> list[Hub]:
     loop = asyncio.get_running_loop()
-    hubs = [cast("Hub", closing.hub) for closing in list(living.values())]
+    hubs = [closing.hub for closing in list(living.values())]
     return [hub for hub in hubs if hub.loop is loop and hub.why_closed is None and not hub.forked]
 
 

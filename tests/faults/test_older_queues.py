@@ -331,9 +331,9 @@ async def test_p3_a_place_that_could_not_be_given_up(
         theirs = AsyncLock(other, NAME)
         holder = await theirs.acquire()
         await sync.lock("something else").acquire()
-        hub_of(sync).manager.releases._retry_for = 0.3
         waiting = asyncio.create_task(AsyncLock(sync, NAME).acquire(timeout=0.5, identity="somebody"))
         await wait_until(waits(theirs), FAST, timeout=15)
+        hub_of(sync).retry_for = 0.3  # for the undo
         proxy.refuse = True
         await proxy.cut()
         with pytest.raises(Unreachable):

@@ -71,7 +71,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "what a namesake is about to join is undone": Mutant(
         IdentityRequests, "pass_on", "not self._in_flight(token)", "True"
     ),
-    "what no namesake got is kept": Mutant(IdentityRequests, "settle", "self._undo(identity)", "pass"),
+    "what no namesake got is kept": Mutant(IdentityRequests, "settle", 'self._resource.undo(identity, b"")', "pass"),
     "a ticket stays when its time is up": Mutant(Acquisition, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
         Acquisition, "task_cancelled", "self._resource.decline(self._lease)", "pass"

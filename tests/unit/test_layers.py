@@ -1,7 +1,7 @@
 """Rules of the package that no linter has, one test for each: it fails with all places that break the rule.
 
-What tools check stands in pyproject.toml: layers, circles and optional packages (import-linter), clocks, late imports,
-private modules of redis-py and docstrings (ruff).
+What tools check stands in pyproject.toml: layers, circles of rooms and optional packages (import-linter), clocks, late
+imports, private modules of redis-py and docstrings (ruff).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import FunctionType
 
@@ -80,6 +81,28 @@ def test_only_keys_spells_keys() -> None:
             if module != "_core.keys" and re.search(r":queue|:fence|:polls|rsa:", repr(node.value))
         ]
     )
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of this package that a module imports when it runs: not for types only."""
+    is_package = MODULES[module].name == "__init__.py"
+    place = [] if module == "__init__" else module.split(".") if is_package else module.split(".")[:-1]
+    for_types = {
+        child
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.level and node not in for_types:
+            above = place[: len(place) - node.level + 1]
+            base = [*above, *node.module.split(".")] if node.module else above
+            names = (".".join([*base, alias.name]) for alias in node.names)
+            yield from (name if name in MODULES else ".".join(base) for name in names)
+
+
+def test_no_modules_import_each_other_at_run_time() -> None:
+    TopologicalSorter({module: imported(module) for module in MODULES}).prepare()  # raises an error with the circle
 
 
 SHIELDS = {
