@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 import hypothesis
 import pytest
 import pytest_asyncio
+from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator
@@ -160,6 +161,15 @@ async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordina
     """Another process, as far as the server can see: a coordinator with a client of its own."""
     async with tuned(make_client(), poll_cap=SELDOM) as coordinator:
         yield coordinator
+
+
+@pytest.fixture(autouse=True)
+def empty(request: pytest.FixtureRequest) -> None:
+    """Empty the shared server for a test without the fixture ``redis``, which does so."""
+    if "server" in request.fixturenames and "redis" not in request.fixturenames:
+        server: EmbeddedServer = request.getfixturevalue("server")
+        with BlockingRedis.from_url(server.url) as client:
+            client.flushall()
 
 
 @pytest_asyncio.fixture(autouse=True)
