@@ -7,7 +7,6 @@ import math
 import string
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 from uuid import UUID
@@ -18,7 +17,7 @@ import anyio
 from .._client.settings import Client
 from .._coordinator import Coordinator
 from .._core import logs
-from .._core.arguments import Seconds, count, is_async, permit_limit, timeout_seconds, ttl_ms
+from .._core.arguments import Seconds, count, is_async, require_bool, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, fill_of, without_fields
 from .._leases.hold import Acquiring
@@ -194,21 +193,42 @@ class RequestName:
 # -- holding -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Holding:
     """The lease that a handler asks for, and the answers if others are in the way.
 
-    Attributes:
-        kind: The kind of primitive that has the name.
+    Raises TypeError or ValueError for a bad argument, whatever the request is.
+
+    Args:
         template: The template of the name.
-        make: A function that returns what a request enters, for the name that was made of it.
-        statuses: The statuses of these answers: that for a busy name first, that for a full queue if there may be one.
+        others: The fields whose values do not come from the request.
+        limit: The limit of the semaphore, checked. None: it is a lock.
+        timeout: How long a request waits.
+        ttl: How long the lease lasts unless it is renewed.
+        max_waiting: How many requests may wait.
+        status: The status of the answer for a busy name.
+        leave_when_gone: Whether a request leaves the queue when its client disconnects.
     """
 
-    kind: str
-    template: str
-    make: Callable[[Coordinator, str], Acquiring[Lease]]
-    statuses: tuple[int, ...]
+    def __init__(
+        self,
+        template: str,
+        others: Collection[str],
+        limit: int | None,
+        timeout: Seconds | None,
+        ttl: Seconds,
+        max_waiting: int | None,
+        status: int,
+        leave_when_gone: bool,
+    ) -> None:
+        self.name = RequestName(template, others)
+        self.kind = "lock" if limit is None else "semaphore"
+        busy = check_status(status)
+        self.statuses = (busy,) if max_waiting is None else (busy, FULL)
+        """The statuses of the answers: for a busy name first, for a full queue if there may be one."""
+        self.leave_when_gone = require_bool(leave_when_gone, "leave_when_gone")
+        self._limit = limit
+        self._timeout, self._ttl = timeout_seconds(timeout), ttl_ms(ttl) / 1000
+        self._max_waiting = None if max_waiting is None else count(max_waiting, "max_waiting")
 
     def of(
         self,
@@ -226,7 +246,17 @@ class Holding:
             gone: A coroutine function that returns when the client has gone; None: this does not matter.
         """
         key = (self.kind, name, asyncio.current_task())
-        return held.get(key) or RequestLease(self.make(sync, name), gone, self.statuses[0], held, key)
+        return held.get(key) or RequestLease(self._acquire(sync, name), gone, self.statuses[0], held, key)
+
+    def _acquire(self, sync: Coordinator, name: str) -> Acquiring[Lease]:
+        ttl, most = self._ttl, self._max_waiting
+        primitive = (
+            sync.lock(name, ttl=ttl, max_waiting=most)
+            if self._limit is None
+            else sync.semaphore(name, limit=self._limit, on_mismatch="keep", ttl=ttl, max_waiting=most)
+        )
+        primitive._pattern = self.name.template
+        return primitive.acquire(timeout=self._timeout)
 
 
 class RequestLease:
@@ -278,42 +308,6 @@ class RequestLease:
 
 Held: TypeAlias = dict[object, RequestLease]
 """The leases that a request holds."""
-
-
-def _statuses(status: int, max_waiting: int | None) -> tuple[int, ...]:
-    return (check_status(status),) if max_waiting is None else (check_status(status), FULL)
-
-
-def most_waiting(max_waiting: int | None) -> int | None:
-    """Return how many requests may wait, None for any number; raise TypeError or ValueError for anything else."""
-    return None if max_waiting is None else count(max_waiting, "max_waiting")
-
-
-def lock_holding(template: str, timeout: Seconds | None, ttl: Seconds, max_waiting: int | None, status: int) -> Holding:
-    """Return what a handler with a lock asks for; raise TypeError or ValueError for a bad argument."""
-    seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), most_waiting(max_waiting)
-
-    def make(sync: Coordinator, name: str) -> Acquiring[Lease]:
-        lock = sync.lock(name, ttl=seconds, max_waiting=most)
-        lock._pattern = template
-        return lock.acquire(timeout=within)
-
-    return Holding("lock", template, make, _statuses(status, most))
-
-
-def permit_holding(
-    template: str, limit: int, timeout: Seconds | None, ttl: Seconds, max_waiting: int | None, status: int
-) -> Holding:
-    """Return what a handler with a permit asks for; raise TypeError or ValueError for a bad argument."""
-    seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), most_waiting(max_waiting)
-    number = permit_limit(limit, "limit")
-
-    def make(sync: Coordinator, name: str) -> Acquiring[Lease]:
-        semaphore = sync.semaphore(name, limit=number, on_mismatch="keep", ttl=seconds, max_waiting=most)
-        semaphore._pattern = template
-        return semaphore.acquire(timeout=within)
-
-    return Holding("semaphore", template, make, _statuses(status, most))
 
 
 # -- waiting -----------------------------------------------------------------------------------------------

@@ -20,16 +20,16 @@ from inspect import isawaitable
 from typing import Any, Protocol, TypeVar, cast, overload
 from uuid import UUID
 
-from . import _extras
+from . import missing
 
 try:
     from aiohttp import web
 except ModuleNotFoundError as _error:
-    raise _extras.missing(_error, __name__, "redis_sync_aio[aiohttp]") from _error
+    raise missing(_error, __name__, "redis_sync_aio[aiohttp]") from _error
 
 from .._client.settings import Client
 from .._coordinator import Coordinator
-from .._core.arguments import Seconds, is_async, options, require_bool
+from .._core.arguments import Seconds, is_async, options, permit_limit
 from .._core.display import called
 from .._leases.lease import Lease
 from . import _web
@@ -147,9 +147,8 @@ def hold_lock(
         async def deposit(request: web.Request, lease: Lease) -> web.Response: ...
         ```
     """
-    holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
     given = options(values, "values")
-    return _decorator(RequestName(name, given), given, holding, leave_when_gone)
+    return _decorator(_web.Holding(name, given, None, timeout, ttl, max_waiting, status, leave_when_gone), given)
 
 
 def hold_permit(
@@ -182,18 +181,11 @@ def hold_permit(
         async def export(request: web.Request, lease: Lease) -> web.Response: ...
         ```
     """
-    holding = _web.permit_holding(name, limit, timeout, ttl, max_waiting, status)
-    given = options(values, "values")
-    return _decorator(RequestName(name, given), given, holding, leave_when_gone)
+    given, most = options(values, "values"), permit_limit(limit, "limit")
+    return _decorator(_web.Holding(name, given, most, timeout, ttl, max_waiting, status, leave_when_gone), given)
 
 
-def _decorator(
-    name: RequestName,
-    values: Mapping[str, ValueOf],
-    holding: _web.Holding,
-    leave_when_gone: bool,
-) -> HoldLease:
-    watched = require_bool(leave_when_gone, "leave_when_gone")
+def _decorator(holding: _web.Holding, values: Mapping[str, ValueOf]) -> HoldLease:
     for field, value in values.items():
         if not callable(value):
             raise TypeError(f"values[{field!r}] must be a function of the request, not {value!r}")
@@ -207,8 +199,8 @@ def _decorator(
             last = args[-1]
             request = last.request if isinstance(last, web.View) else cast("web.Request", last)
             sync = _web.coordinator_in({"sync": request.config_dict.get(SYNC)}, _WHERE)
-            made = await _name_of(request, name, values)
-            gone = functools.partial(_gone, request) if watched else None
+            made = await _name_of(request, holding.name, values)
+            gone = functools.partial(_gone, request) if holding.leave_when_gone else None
             try:
                 own = holding.of(request.setdefault(_HELD, {}), sync, made, gone)
             except ValueError:  # all else was checked when it was declared

@@ -131,7 +131,7 @@ class Limit:
         self._name = name
         self._timeout = timeout_seconds(timeout)
         self._ttl = ttl_ms(ttl) / 1000
-        self._max_waiting = _web.most_waiting(max_waiting)
+        self._max_waiting = None if max_waiting is None else count(max_waiting, "max_waiting")
         self._status = _web.check_status(status)
         self._retry_after = str(count(retry_after, "retry_after"))
         self.applies_to = applies_to

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any, Literal, cast, get_args
 
-from . import _extras
+from . import missing
 
 try:
-    from fastapi import FastAPI, Request, WebSocket
+    from fastapi import FastAPI, Request, WebSocket, routing
+    from fastapi.dependencies.models import Dependant
     from fastapi.exceptions import HTTPException, RequestValidationError
     from fastapi.params import Depends
     from fastapi.requests import HTTPConnection
@@ -32,16 +33,17 @@ try:
     from fastapi.websockets import WebSocketState
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect
+    from starlette.routing import Router
     from starlette.types import ASGIApp
 except ModuleNotFoundError as _error:
-    raise _extras.missing(_error, __name__, "redis_sync_aio[fastapi]") from _error
+    raise missing(_error, __name__, "redis_sync_aio[fastapi]") from _error
 
 from .._coordinator import Coordinator
-from .._core.arguments import Seconds, one_of, options, require_bool, require_function
+from .._core import logs
+from .._core.arguments import Seconds, one_of, options, permit_limit, require_function
 from .._leases.lease import Lease
 from . import _web
-from ._fastapi_routes import applications, check_annotations, check_ends, describe_answers
-from ._web import RequestName, Source, SyncState
+from ._web import Source, SyncState
 
 __all__ = ["Sync", "SyncState", "answer_errors", "hold_lock", "hold_permit", "lifespan_of"]
 
@@ -91,8 +93,8 @@ def lifespan_of(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[SyncState]:
-        check_annotations(app)
-        check_ends(app, _holding_of, harmless)
+        _check_annotations(app)
+        _check_ends(app, harmless)
         async with AsyncExitStack() as stack:
             state = await stack.enter_async_context(_web.running(client))
             for other in others:
@@ -114,17 +116,9 @@ Sync = Annotated[Coordinator, Depends(_sync_of)]
 class _LeaseDependency:
     """A dependency that holds a lease while an endpoint runs."""
 
-    def __init__(
-        self,
-        name: RequestName,
-        values: Mapping[str, Callable[..., object] | Depends],
-        holding: _web.Holding,
-        leave_when_gone: bool,
-    ) -> None:
-        self._name = name
+    def __init__(self, holding: _web.Holding, values: Mapping[str, Callable[..., object] | Depends]) -> None:
         self.holding = holding
-        self._leave_when_gone = require_bool(leave_when_gone, "leave_when_gone")
-        annotations: dict[str, Any] = {"connection_": HTTPConnection, "sync_": Sync, **name.types}
+        annotations: dict[str, Any] = {"connection_": HTTPConnection, "sync_": Sync, **holding.name.types}
         for field, value in values.items():
             depends = value if isinstance(value, Depends) else Depends(_callable(value, f"values[{field!r}]"))
             annotations[field] = Annotated[object, depends]
@@ -137,13 +131,13 @@ class _LeaseDependency:
         )
 
     def __repr__(self) -> str:
-        return f"<dependency on a lease of {self._name.template!r}>"
+        return f"<dependency on a lease of {self.holding.name.template!r}>"
 
     async def __call__(
         self, *, connection_: HTTPConnection, sync_: Coordinator, **values: object
     ) -> AsyncIterator[Lease]:
         """Hold it: FastAPI calls this for each request."""
-        watched = connection_ if self._leave_when_gone and isinstance(connection_, Request) else None
+        watched = connection_ if self.holding.leave_when_gone and isinstance(connection_, Request) else None
         if watched is not None:
             await _read(watched)
         gone = None if watched is None else functools.partial(_gone, watched)
@@ -161,7 +155,7 @@ class _LeaseDependency:
     ) -> _web.RequestLease:
         held = connection.scope.setdefault("redis_sync_aio", {})
         try:
-            return self.holding.of(held, sync, self._name.of(values), gone)
+            return self.holding.of(held, sync, self.holding.name.of(values), gone)
         except ValueError:  # all else was checked when it was declared
             errors = [
                 {
@@ -170,7 +164,7 @@ class _LeaseDependency:
                     "msg": "the value cannot be part of a name",
                     "input": str(values[field]),
                 }
-                for field in self._name.types
+                for field in self.holding.name.types
             ]
             raise RequestValidationError(errors) from None
 
@@ -251,9 +245,8 @@ def hold_lock(
         OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=2)]
         ```
     """
-    holding = _web.lock_holding(name, timeout, ttl, max_waiting, status)
     given = options(values, "values")
-    return _depends(RequestName(name, given), given, holding, leave_when_gone, scope)
+    return _depends(_web.Holding(name, given, None, timeout, ttl, max_waiting, status, leave_when_gone), given, scope)
 
 
 def hold_permit(
@@ -286,20 +279,13 @@ def hold_permit(
         Export = Annotated[Lease, hold_permit("export:{tenant}", limit=3, timeout=0)]
         ```
     """
-    holding = _web.permit_holding(name, limit, timeout, ttl, max_waiting, status)
-    given = options(values, "values")
-    return _depends(RequestName(name, given), given, holding, leave_when_gone, scope)
+    given, most = options(values, "values"), permit_limit(limit, "limit")
+    return _depends(_web.Holding(name, given, most, timeout, ttl, max_waiting, status, leave_when_gone), given, scope)
 
 
-def _depends(
-    name: RequestName,
-    values: Mapping[str, Callable[..., object] | Depends],
-    holding: _web.Holding,
-    leave_when_gone: bool,
-    scope: Scope,
-) -> Depends:
+def _depends(holding: _web.Holding, values: Mapping[str, Callable[..., object] | Depends], scope: Scope) -> Depends:
     one_of(scope, get_args(Scope), "scope")
-    return Depends(_LeaseDependency(name, values, holding, leave_when_gone), scope=scope)
+    return Depends(_LeaseDependency(holding, values), scope=scope)
 
 
 def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> None:
@@ -340,14 +326,14 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
     def answer_in(one: Starlette) -> None:
         one.exception_handlers = handlers | one.exception_handlers
         if isinstance(one, FastAPI):
-            describe_answers(one, _holding_of)
+            _describe_answers(one)
 
     answer_in(app)
     build = app.build_middleware_stack
 
     def build_all() -> ASGIApp:
         """Build it when the application starts, which is when all others are mounted."""
-        for one in applications(app):
+        for one in _applications(app):
             if one is not app:
                 answer_in(one)
                 one.middleware_stack = None  # it may have served alone: let it read its handlers again
@@ -368,3 +354,153 @@ async def _answer(connection: Request | WebSocket, error: Exception, *more: Exce
             await connection.close()
             return None
     return JSONResponse({"detail": text}, status, headers={"Retry-After": after})
+
+
+# -- The routes: what their annotations name, how dependencies end, the OpenAPI document ------------------------
+
+
+def _flat(routes: Sequence[Any]) -> Iterator[Any]:
+    """Yield the routes; newer versions of FastAPI keep included routers as they are."""
+    flat = getattr(routing, "iter_route_contexts", None)
+    yield from routes if flat is None else flat(routes)
+
+
+def _routes(app: Starlette) -> Iterator[Any]:
+    """Yield the API routes."""
+    for route in _flat(app.routes):
+        if isinstance(getattr(route, "dependant", None), Dependant):
+            yield route
+
+
+def _methods(route: Any) -> Iterable[str]:
+    """Return the methods of a route; a websocket has none."""
+    return getattr(route, "methods", None) or ()
+
+
+def _applications(app: Starlette) -> list[Starlette]:
+    """Return ``app`` and the applications of Starlette that are mounted below it, also inside of middleware."""
+    found: list[Any] = [app]
+    for one in found:  # it grows
+        for route in _flat(one.routes):
+            inner = getattr(route, "app", None)
+            while inner is not None and not isinstance(inner, Router | Starlette):
+                inner = getattr(inner, "app", None)
+            if inner is not None and inner not in found:
+                found.append(inner)
+    return [one for one in found if isinstance(one, Starlette)]
+
+
+def _all(dependant: Dependant) -> Iterator[Dependant]:
+    """Yield the dependencies in the order in which a request enters them; the endpoint is the last."""
+    for inner in dependant.dependencies:
+        yield from _all(inner)
+    yield dependant
+
+
+def _check_annotations(app: FastAPI) -> None:
+    """Raise TypeError if FastAPI takes a parameter for one of the query since it cannot find what its annotation names.
+
+    That happens in modules with ``from __future__ import annotations`` to names that are local to a function.
+    """
+    for route in (route for one in _applications(app) for route in _routes(one)):
+        for dependant in _all(route.dependant):
+            function = inspect.unwrap(dependant.call) if dependant.call else None
+            found = getattr(function, "__annotations__", {})
+            for query in dependant.query_params:
+                text = found.get(query.name)
+                if isinstance(text, str) and not _evaluates(text, function):
+                    raise TypeError(
+                        f"{getattr(function, '__qualname__', function)}() has a parameter {query.name!r} whose "
+                        f"annotation, {text!r}, names nothing in its module, so FastAPI takes it for a query "
+                        "parameter, and would answer 422. With `from __future__ import annotations`, define what an "
+                        "annotation names on the level of the module: OrderLease = Annotated[Lease, hold_lock(...)]"
+                    )
+
+
+def _evaluates(text: str, function: Any) -> bool:
+    try:
+        eval(text, getattr(function, "__globals__", {}))
+    except NameError:
+        return False
+    return True
+
+
+def _check_ends(app: FastAPI, may_outlive: Collection[object]) -> None:
+    """Warn of leases that end before other dependencies, which may write at their end what the lease protects.
+
+    A session that commits after its ``yield`` does: then the next holder reads what was there before the commit.
+    """
+    for route in (route for one in _applications(app) for route in _routes(one)):
+        for template, call in _too_early(route.dependant):
+            if call not in may_outlive:
+                method = "/".join(sorted(_methods(route))) or "WEBSOCKET"
+                logs.lease_ends_early(method, route.path, template, getattr(call, "__qualname__", repr(call)))
+
+
+def _too_early(endpoint: Dependant) -> Iterator[tuple[str, object]]:
+    """Yield the templates of leases with the dependencies that end after them.
+
+    FastAPI leaves those with the scope "function" before the response, the others after it; in each of the two groups
+    it leaves first what it entered last. Holds of one name are one lease, which ends with the last of them.
+    """
+    entered = set[object]()
+    leases = dict[tuple[str, str], tuple[bool, int]]()
+    others = list[tuple[tuple[bool, int], object]]()
+    for place, it in enumerate(_all(endpoint)):
+        once = (it.call, it.scope)
+        if it is endpoint or not _has_end(it.call) or (it.use_cache and once in entered):
+            continue
+        entered.add(once)
+        end = (it.scope != "function", -place)
+        if (holding := _holding_of(it.call)) is None:
+            others.append((end, it.call))
+        else:
+            name = (holding.kind, holding.name.template)
+            leases[name] = max(end, leases.get(name, end))
+    for (_, template), end in leases.items():
+        yield from ((template, call) for later, call in others if later > end)
+
+
+def _has_end(call: object) -> bool:
+    """Return whether a dependency has a ``yield``, so that FastAPI leaves it as a context manager."""
+    plain: Any = inspect.unwrap(call.func if isinstance(call, functools.partial) else cast("Any", call))
+    functions = (plain,) if isinstance(plain, type) else (plain, getattr(plain, "__call__", None))  # noqa: B004
+    return any(inspect.isgeneratorfunction(it) or inspect.isasyncgenfunction(it) for it in functions)
+
+
+def _describe_answers(app: FastAPI) -> None:
+    """Add the answers to errors to the OpenAPI document."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        for route in _routes(app):
+            held = [holding for it in _all(route.dependant) if (holding := _holding_of(it.call)) is not None]
+            statuses = [status for holding in held for status in holding.statuses]
+            if statuses:
+                _describe(schema["paths"].get(route.path_format, {}), _methods(route), statuses)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe(path: dict[str, Any], methods: Iterable[str], statuses: list[int]) -> None:
+    texts = {str(status): _FULL if status == _web.FULL else _BUSY for status in statuses}
+    for method in methods:
+        if operation := path.get(method.lower()):
+            for status, description in ({str(_web.UNAVAILABLE): _UNAVAILABLE} | texts).items():
+                operation.setdefault("responses", {}).setdefault(status, _documented(description))
+
+
+_BUSY = "Others are working on it: send the same request again later"
+_FULL = "Too many requests wait for it: send the same request again later"
+_UNAVAILABLE = "The outcome is unknown: the request was served, or not"
+
+
+def _documented(description: str) -> dict[str, Any]:
+    detail = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+    return {
+        "description": description,
+        "headers": {"Retry-After": {"description": "seconds to wait", "schema": {"type": "integer"}}},
+        "content": {"application/json": {"schema": detail}},
+    }

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from . import _extras
+from . import missing
 
 try:
     from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 except ModuleNotFoundError as _error:
-    raise _extras.missing(_error, __name__, "opentelemetry-instrumentation") from _error
+    raise missing(_error, __name__, "opentelemetry-instrumentation") from _error
 
 from . import otel
 

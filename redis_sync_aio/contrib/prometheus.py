@@ -19,12 +19,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from . import _extras
+from . import missing
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 except ModuleNotFoundError as _error:
-    raise _extras.missing(_error, __name__, "redis_sync_aio[prometheus]") from _error
+    raise missing(_error, __name__, "redis_sync_aio[prometheus]") from _error
 
 from .._core.events import Event
 from ..instrumentation import PatternOf, observe_all
