@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -63,9 +62,6 @@ def not_now(answer: str, slot: str | int, node: str) -> str:
     return f"slot {slot} {state} to {node or 'another node'} ({answer})"
 
 
-_ASK = re.compile(r"^ASK \d+ (.+):(\d+)$|is being moved to (.+):(\d+) \(ASK\)")
-
-
 def connection_options(client: RedisCluster) -> dict[str, Any]:
     """Return the options of connections and pools that are like those of ``client``, and follow primaries."""
     left_out = {*CLIENT_OPTIONS, *REPLACED_OPTIONS}
@@ -106,11 +102,6 @@ class ClusterNodes:
         named = dict.fromkeys(node for it in ranges for node in it.nodes)
         known = set(self._nodes)
         self._nodes = [*(node for node in self._nodes if node in named), *(it for it in named if it not in known)]
-
-    def node_of_ask(self, answer: str) -> Address | None:
-        """Return the node that an ASK names, in the server's words or those of `not_now`; None for other answers."""
-        found = _ASK.search(answer)
-        return self._remapped(found[1] or found[3], int(found[2] or found[4])) if found else None
 
     async def slot_ranges(self) -> list[Range]:
         """Ask node after node, and return the first useful answer; raise as redis-py does when there is none."""

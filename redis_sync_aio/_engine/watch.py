@@ -37,7 +37,6 @@ from .._core.keys import PermitKeys
 from .._transport.call import Call
 from .._transport.executor import NOWHERE, Dialogue, LocalInbox
 from . import watch_lock as lock
-from . import watch_narrow as narrow
 from . import watch_permits as permits
 from .watch_dialogue import Decide, attempt, read
 
@@ -53,10 +52,6 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "permits/release": permits.release,
     "permits/renew": permits.renew,
     "permits/resize": permits.resize,
-    "lock/narrow_renew": narrow.renew,
-    "lock/narrow_release": narrow.release,
-    "permits/narrow_renew": narrow.renew_permit,
-    "permits/narrow_release": narrow.release_permit,
 }
 """By the name of the script that decides the same."""
 _BY_SCRIPTS = {"rw": "a read/write lock", "event": "an event", "latch": "a latch", "barrier": "a barrier"}

@@ -3,9 +3,6 @@
 A line ``-- include: part`` is replaced by ``include/part.lua``, and the names of `constants` by their values. The
 header of each script documents its keys, arguments, replies and cost, and why running it twice is safe. Comments do
 not travel to the server.
-
-A line ``-- NARROW script n m`` names the script that does the same, as far as possible, with keys n and m only. It
-renews or releases a lease while the hash slot of its name is being moved to another node.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from .constants import put_in
 
 _FILES = Path(__file__).parent
 _INCLUDE = re.compile(r"-- include: (\w+)")
-_NARROW = re.compile(r"-- NARROW ([\w/]+) ([\d ]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +27,6 @@ class Script:
     name: str
     source: bytes
     sha: bytes
-    narrow: Narrow | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Narrow:
-    """A script for some of the keys of another."""
-
-    script: Script
-    keys: tuple[int, ...]
-    """Which of them, counted from 0."""
 
 
 class Line(NamedTuple):
@@ -73,11 +59,6 @@ def load(name: str) -> Script:
     The first call for a script takes about half a millisecond. So it is loaded when it is first sent, and no loop has
     to wait for the scripts of primitives that are not used.
     """
-    code, narrow = list[str](), None
-    for _, _, text in lines(name):
-        if not text.startswith("--"):
-            code.append(text.partition(" --")[0].rstrip())
-        elif found := _NARROW.fullmatch(text):
-            narrow = Narrow(load(found[1]), tuple(int(number) - 1 for number in found[2].split()))
+    code = [text.partition(" --")[0].rstrip() for _, _, text in lines(name) if not text.startswith("--")]
     source = "\n".join(filter(None, code)).encode()
-    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode(), narrow)
+    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import hiredis
@@ -55,8 +54,6 @@ class Call:
     """Whether it undoes an earlier command. Later commands must not overtake it, so its script is sent in full."""
     context: Any = None
     """Context for the reader of the reply."""
-    _whole: tuple[Keys, Script] | None = None
-    """Its full keys and script, while it is sent with fewer keys."""
 
     def __init__(
         self,
@@ -95,27 +92,6 @@ class Call:
             part.answer(reply)
         else:
             part.fail(self.error)
-
-    @property
-    def narrowed(self) -> bool:
-        """Whether it is sent with fewer keys than it has."""
-        return self._whole is not None
-
-    def narrow(self) -> bool:
-        """Use fewer keys from now on, and return True; where the script cannot, use all keys and return False."""
-        narrow = self.script.narrow
-        if narrow is None:
-            self.widen()
-            return False
-        self._whole = self._whole or (self.keys, self.script)
-        self.keys = replace(self.keys, all=tuple(self.keys.all[number] for number in narrow.keys), heads={})
-        self.script = narrow.script
-        return True
-
-    def widen(self) -> None:
-        """Use all keys again."""
-        if self._whole is not None:
-            (self.keys, self.script), self._whole = self._whole, None
 
     def delayed_by(self, error: SyncError) -> None:
         """Note why it is sent later, or sent again."""
@@ -210,7 +186,7 @@ def unanswered(
 
 def _asked(keys: Keys, script: str) -> str:
     """Return what was asked for, as in "the release of"."""
-    what = _ASKED.get(script.rpartition("/")[2].removeprefix("narrow_"), "a command for")
+    what = _ASKED.get(script.rpartition("/")[2], "a command for")
     if what == "the acquire of" and isinstance(keys, PermitKeys) and keys.kind in NEVER_HELD:
         return "the wait for"
     return what

@@ -5,135 +5,27 @@ the slot has moved, the old node answers the calls that it still gets, usually w
 new link; new calls stay behind them. So no call overtakes another.
 
 While a slot is being moved, the server answers TRYAGAIN or ASK, because some keys of a name usually do not exist. The
-call is sent again until the slot has moved. But an interrupted move may last for hours. So renewals and releases are
-first tried with only the keys that exist while something is held (`Call.narrow`). Both nodes accept that: the old one,
-and after its ASK the new one (`_transport/asking.py`).
+call is sent again until the slot has moved, or its time is up. So no lease of that slot is renewed meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Protocol
 
-import redis.exceptions
 from redis.crc import key_slot
 
-from .._client.checkout import Address
-from .._client.cluster import Cluster, ClusterNodes, Shard, not_now
-from .._client.redis_py import write
-from .._client.replies import Reply, ReplyError, Words, error_answer, error_code, pack
-from .._client.settings import MIN_ATTEMPT
+from .._client.cluster import Cluster, Shard, not_now
+from .._client.replies import Reply, ReplyError
 from .._core import logs
-from .._core.cancellation import cancel_repeatedly, cancelled
-from .._core.clock import now
+from .._core.cancellation import cancelled
 from .._core.keys import Endpoint, Keys
 from .call import MAYBE_LATER, REFUSED, Call, too_late
 from .connection import Connection
-from .executor import CONFLICT, Converse, LinkOptions, LinkOwner, advance
+from .executor import LinkOptions, LinkOwner
 from .link import Link
-
-# -- Calls that follow an ASK to the node to which a hash slot is being moved ----------------------------------
-#
-# An interrupted move leaves some keys of a slot at its new node, which accepts commands on them only after an ASKING.
-# Each such call has a connection of its own: it is rare, and the new node may have no slots yet, and so no link.
-
-
-class Asking:
-    """The calls of one link that follow an ASK. Calls that are not answered there go to ``again``."""
-
-    def __init__(
-        self, nodes: ClusterNodes, converse: Converse, response_timeout: float, again: Callable[[Call, str], None]
-    ) -> None:
-        self._nodes = nodes
-        self._converse = converse
-        self._response_timeout = response_timeout
-        self._again = again
-        self._tasks: dict[Call, asyncio.Task[Reply]] = {}
-
-    def follow(self, call: Call, answer: str, watch: bool) -> None:
-        """Send ``call`` to the node that ``answer``, an ASK, names; without scripts if ``watch`` is true."""
-        node = self._nodes.node_of_ask(answer)
-        if node is None:
-            self._again(call, answer)
-            return
-        task = asyncio.Task(self._ask(call, node, watch), name="redis_sync_aio asking")
-        self._tasks[call] = task
-        task.add_done_callback(partial(self._ended, call, answer))
-
-    async def _ask(self, call: Call, node: Address, watch: bool) -> Reply:
-        call.sent = now()
-        limit = min(max(call.expires - call.sent, MIN_ATTEMPT), self._response_timeout)
-        async with asyncio.timeout(limit):
-            with cancel_repeatedly(limit):
-                return await ask(self._nodes, node, call, self._converse if watch else None)
-
-    def _ended(self, call: Call, answer: str, task: asyncio.Task[Reply]) -> None:
-        unsettled = self._tasks.pop(call, None) is not None
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            logs.raise_later(error, of_task=True)
-        if call.over or not unsettled:
-            return
-        if not task.cancelled() and error is None:
-            call.answer(task.result())
-            return
-        call.ambiguous |= error is not None and error_answer(error) is None
-        self._again(call, answer)
-
-    def take(self) -> list[Call]:
-        """Cancel all of them, and hand over the calls, which may have been executed."""
-        tasks, self._tasks = self._tasks, {}
-        for call, task in tasks.items():
-            call.ambiguous = True
-            call.widen()
-            task.cancel()
-        return [call for call in tasks if not call.over]
-
-
-async def ask(nodes: ClusterNodes, node: Address, call: Call, converse: Converse | None) -> Reply:
-    """Return the reply of ``node`` to ``call``; without scripts if there is ``converse``.
-
-    Raise ReplyError, and as redis-py does when the node cannot be reached.
-    """
-    async with nodes.connected(node) as connection:
-        if converse is None:
-            (reply,) = await _exchange(connection, [call.command(with_source=True)])
-            if isinstance(reply, ReplyError):
-                raise reply
-            return reply
-        dialogue = converse(call)
-        try:
-            commands = advance(dialogue, call.name, None)
-            while True:
-                commands = advance(dialogue, call.name, await _exchange(connection, commands))
-        except StopIteration as end:
-            if end.value is CONFLICT:
-                raise ReplyError("TRYAGAIN the keys were changed by another client meanwhile") from None
-            return end.value
-
-
-async def _exchange(connection: Any, commands: list[Words]) -> list[Reply]:
-    """Send ``commands``, each with its ASKING, and return their replies, error replies as `ReplyError`."""
-    batch: list[Words] = []
-    inside = False  # the ASKING of its MULTI covers a transaction
-    for words in commands:
-        batch += [words] if inside else [(b"ASKING",), words]
-        inside = words[0] == b"MULTI" or (inside and words[0] != b"EXEC")
-    write(connection, b"".join(map(pack, batch)))
-    replies: list[Reply] = []
-    for words in batch:
-        try:
-            reply: Reply = await connection.read_response(disable_decoding=True, timeout=float("inf"))
-        except redis.exceptions.ResponseError as error:
-            reply = error_answer(error)
-        if words[0] != b"ASKING":
-            replies.append(reply)
-    return replies
-
 
 # -- The link to one shard of a cluster ------------------------------------------------------------------------
 
@@ -178,7 +70,6 @@ class ShardLink(Link):
         super().__init__(shard.client, endpoint, owner, options)
         self._links = links
         self._shard = shard
-        self._asking = Asking(links.cluster.nodes, self._converse, self._response_timeout, self._not_answered)
 
     def concerns(self, keys: Keys) -> bool:
         """Return whether calls on ``keys`` go through this link."""
@@ -189,34 +80,6 @@ class ShardLink(Link):
 
     def _send_behind(self, call: Call) -> None:
         self._links.send(call)
-
-    def _on_error(self, call: Call, message: str) -> None:
-        code, connection = error_code(message), self._connection
-        if code in ("TRYAGAIN", "ASK") and connection is not None and not call.over:
-            watch = self._no_scripts != "" or call.keys.engine == "watch"
-            if code == "ASK" and call.narrowed:
-                self._asking.follow(call, message, watch)
-                return
-            if call.narrow():
-                call.sent = now()
-                call.attempts -= 1  # it was not executed
-                if watch:
-                    self._send_watching(connection, call)
-                else:
-                    connection.send(call)
-                return
-        if code != "NOSCRIPT":
-            call.widen()  # after MOVED the new node has all keys
-        super()._on_error(call, message)
-
-    def _not_answered(self, call: Call, message: str) -> None:
-        """Defer a call that the new node of its slot did not answer either."""
-        call.widen()
-        super()._on_error(call, message)
-
-    def take_unsent(self) -> list[Call]:
-        """Hand over all calls that wait, or follow an ASK."""
-        return [*self._asking.take(), *super().take_unsent()]
 
     def _interpret(self, message: str) -> str:
         code, _, rest = message.partition(" ")
@@ -250,8 +113,6 @@ class ShardLink(Link):
             self._interpret(str(error))
 
     def _put_back(self, connection: Connection) -> None:
-        for call, _ in connection.unanswered():
-            call.widen()
         super()._put_back(connection)
         self._hand_on()
 

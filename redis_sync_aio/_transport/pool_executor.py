@@ -20,9 +20,9 @@ import redis.exceptions
 from redis.asyncio import Redis
 
 from .._client.checkout import checkout
-from .._client.cluster import Cluster, OneServer, Topology
+from .._client.cluster import OneServer, Topology
 from .._client.redis_py import bare, dead_end_pool, drop_idle, probe, send_once
-from .._client.replies import TRANSIENT, Reply, ReplyError, answered, error_answer, error_code, pack, scripts_refused
+from .._client.replies import TRANSIENT, Reply, answered, error_answer, pack, scripts_refused
 from .._client.settings import AFTER_CONFLICT, MIN_ATTEMPT, RETRY, address_of
 from .._core import logs
 from .._core.cancellation import cancel_repeatedly, cancelled, heeded
@@ -31,7 +31,6 @@ from .._core.keys import Endpoint, Keys
 from ..errors import SyncError
 from ..errors._base import copy_error
 from .call import EXPECTED, REFUSED, Call, closed, never_answered, not_from_outside, time_is_up, too_late, unanswered
-from .cluster_link import ask
 from .endpoint import EndpointWatch
 from .executor import CONFLICT, Converse, advance
 from .link import Patience
@@ -55,23 +54,8 @@ class PoolAttempt:
         """Return the reply to ``call``; raise as redis-py does, ReplyError, or SyncError for an unusable reply."""
         if self._endpoint_watch is not None:
             await self._endpoint_watch.follow()
-        try:
-            return await self._decide(call)
-        except (ReplyError, redis.exceptions.ResponseError) as error:
-            cluster = self._servers
-            if not (call.narrowed and isinstance(cluster, Cluster)):
-                raise
-            node = cluster.nodes.node_of_ask(str(error))
-            if node is None:
-                raise
-        return await ask(cluster.nodes, node, call, self._converse if self._by_watch(call) else None)
-
-    def _by_watch(self, call: Call) -> bool:
-        return call.keys.engine == "watch" or (call.keys.engine == "auto" and self.no_scripts != "")
-
-    async def _decide(self, call: Call) -> Reply:
         engine = call.keys.engine
-        if not self._by_watch(call):
+        if engine != "watch" and not (engine == "auto" and self.no_scripts):
             try:
                 return await self._run_script(call)
             except redis.exceptions.ResponseError as error:
@@ -229,9 +213,6 @@ class PoolExecutor:
                 call.fail(error)
             except (Exception, asyncio.CancelledError) as error:
                 error = not_from_outside(error, self._closed)
-                if isinstance(self._servers, Cluster) and _keys_are_missing(error) and call.narrow():
-                    continue
-                call.widen()
                 if patience < self._response_timeout and isinstance(error, TimeoutError):
                     await drop_idle(self._attempt.client_of(call))  # they have rested as long
                     self._failed(call, error)
@@ -346,12 +327,6 @@ class PoolExecutor:
         finally:
             for call in left:
                 call.fail(closed(call))
-
-
-def _keys_are_missing(error: Exception) -> bool:
-    """Return whether a slot is being moved, and some keys of the call are at its new node."""
-    answer = str(error_answer(error) or "")
-    return error_code(answer) == "TRYAGAIN" and "(MOVED)" not in answer
 
 
 def _context(error: Exception) -> Exception:

@@ -32,8 +32,8 @@ asyncio.run(use(*sys.argv[1:]))
 @pytest.mark.parametrize(
     ("make", "scripts"),
     [
-        ("sync.lock('x')", ["lock/acquire", "lock/release", "lock/narrow_release"]),
-        ("sync.semaphore('x', limit=2)", ["permits/acquire", "permits/release", "permits/narrow_release"]),
+        ("sync.lock('x')", ["lock/acquire", "lock/release"]),
+        ("sync.semaphore('x', limit=2)", ["permits/acquire", "permits/release"]),
     ],
     ids=["lock", "semaphore"],
 )

@@ -1,7 +1,6 @@
 -- Let a lease end ttl milliseconds from now, if its token still holds the lock.
 -- KEYS   name, queue, fence, polls
 -- ARGV   1 token  2 ttl_ms  3 only from a sharing process: how many more fences it needs (0 = none)
--- NARROW lock/narrow_renew 1
 -- REPLY  {Renewed: GONE, RENEWED or TAKEN, server time in us}; RENEWED with ARGV[3] also returns
 --        the first of those fences (0 = none), and 1 if a ticket waits, else 0
 -- REPLAY Sets the same remaining time again; reserves other fences.

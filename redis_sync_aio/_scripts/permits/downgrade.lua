@@ -1,7 +1,6 @@
 -- Turn the writer into a reader. Readers at the head of the queue get in.
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token
--- NARROW permits/narrow_downgrade 1 2
 -- REPLY  Released: GONE (the token holds nothing) or RELEASED (it does not write any more)
 -- REPLAY A token that reads stays a reader.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted

@@ -2,7 +2,6 @@
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token ('' = only withdraw the ticket)  2 ticket ('' = none)
 --        3 '1' if a copy of the acquire that this ends may still be in flight: it shall be SPENT
--- NARROW permits/narrow_release 1 2
 -- REPLY  Released: GONE (the token holds nothing) or RELEASED
 -- REPLAY The second run finds the token gone and changes nothing. The caller knows whether its
 --        first run may have released the permit, and reads GONE accordingly.

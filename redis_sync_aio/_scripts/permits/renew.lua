@@ -2,7 +2,6 @@
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token  2 ttl_ms  3 the weight that its holder knows; if it weighs less it is not the
 --        same permit: GONE  4 only from a sharing process: how many more fences it needs (0 = none)
--- NARROW permits/narrow_renew 1 2
 -- REPLY  {Renewed: GONE or RENEWED, server time in us}; RENEWED with ARGV[4] also returns the first
 --        of those fences (0 = none, as for readers), and 1 if a ticket waits, else 0
 -- REPLAY Sets the same remaining time again; reserves other fences. Waiters that fit are granted

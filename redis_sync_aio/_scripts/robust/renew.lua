@@ -2,7 +2,6 @@
 -- its record lasts a week longer.
 -- KEYS   name, queue, fence, polls, record
 -- ARGV   1 token  2 ttl_ms
--- NARROW lock/narrow_renew 1
 -- REPLY  {Renewed: GONE, RENEWED or TAKEN, server time in us}
 -- REPLAY Sets the same remaining times again.
 -- COST   as lock/renew.lua; PEXPIRE is allowed when the server is out of memory
