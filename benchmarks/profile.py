@@ -45,7 +45,7 @@ from .workers import Desk, Pool
 
 PING, PONG = pack((b"PING",)), b"+PONG\r\n"
 TOKEN = b"a-host-name:12345:0123456789abcdef:%d"
-TICKET = b"rsa:0123456789abcdef|%d|2000|" + TOKEN
+TICKET = b"rsa:0123456789abcdef|%d|2000|1|" + TOKEN
 TTL_MS = 30_000
 
 

@@ -51,8 +51,6 @@ def _fences_of(token: bytes) -> int:
 class LockDraft(QueueDraft):
     """A snapshot on which one decision is worked out."""
 
-    read_ticket = staticmethod(Ticket.of_lock)
-
     def __init__(self, before: LockSnapshot) -> None:
         super().__init__(before)
         self.before = before
@@ -91,7 +89,7 @@ class LockDraft(QueueDraft):
         """Give the lock to the first living ticket ahead of ``mine``."""
         while self.queue and self.queue[0] != mine:
             member = self.queue[0]
-            ticket = Ticket.of_lock(member)
+            ticket = Ticket.parse(member)
             if ticket is None or not ticket.inbox:
                 if self.polls.get(member, 0) * 1000 > self.now:
                     return Settled.RESERVED
@@ -110,7 +108,7 @@ class LockDraft(QueueDraft):
 
     def hand_over(self, ticket: Ticket, fence: int) -> bool:
         """Notify the owner of a ticket, if it lives, of its grant, and the next waiter of the time to look."""
-        following = Ticket.of_lock(self.queue[0]) if self.queue else None
+        following = Ticket.parse(self.queue[0]) if self.queue else None
         told = b"%016d %016d %d" % (fence, self.now, ticket.claim_ms)
         if self.queue:
             number = following.number if following is not None and following.inbox == ticket.inbox else 0

@@ -54,8 +54,6 @@ PermitDecision: TypeAlias = Decision[PermitSnapshot]
 class PermitDraft(QueueDraft):
     """A snapshot on which one decision is worked out."""
 
-    read_ticket = staticmethod(Ticket.parse)
-
     def __init__(self, before: PermitSnapshot) -> None:
         """Drop expired permits."""
         super().__init__(before)

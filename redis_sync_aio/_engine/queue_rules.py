@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar, Protocol
 
 from .._scripts.constants import CONTENDED, SOONER_TRIES
 from .snapshot import LockSnapshot, Message, PermitSnapshot, Sharer, Ticket
-
-
-class ReadTicket(Protocol):
-    """Reads a member of the queue; None for what another client put there."""
-
-    def __call__(self, member: bytes, /) -> Ticket | None: ...
 
 
 class Settled(Enum):
@@ -26,8 +19,6 @@ class Settled(Enum):
 
 class QueueDraft:
     """The queue of a snapshot on which one decision is worked out."""
-
-    read_ticket: ClassVar[ReadTicket]
 
     def __init__(self, before: LockSnapshot | PermitSnapshot) -> None:
         self.now = before.now
@@ -78,7 +69,7 @@ class QueueDraft:
     def tell_sooner(self, ms: int) -> None:
         """Notify the first of two waiters that listens: something is free in ``ms``, sooner than expected."""
         for member in self.queue[:SOONER_TRIES]:
-            ticket = self.read_ticket(member)
+            ticket = Ticket.parse(member)
             told = b"0 %016d %d" % (self.now, ms)
             if ticket is not None and ticket.inbox and self.publish(ticket.inbox, ticket.number, told):
                 return

@@ -22,17 +22,16 @@ class Permit:
 
 
 _TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
-_LOCK_TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request in the queue, where it stands as ``inbox|number|claim_ms|weight|token``; for a lock without weight."""
+    """A request in the queue, where it stands as ``inbox|number|claim_ms|weight|token``."""
 
     inbox: bytes  # empty if its owner polls
     number: int
     claim_ms: int  # how long a lease lasts that is granted by a hand-over
-    weight: int
+    weight: int  # of a request for a lock: 1
     token: bytes
 
     @classmethod
@@ -42,19 +41,10 @@ class Ticket:
             return None
         return cls(found[1], int(found[2]), int(found[3]), int(found[4]), found[5])
 
-    @classmethod
-    def of_lock(cls, member: bytes) -> Ticket | None:
-        """Return the ticket that stands in the queue of a lock as ``member``, None if it is none."""
-        if (found := _LOCK_TICKET.fullmatch(member)) is None:
-            return None
-        return cls(found[1], int(found[2]), int(found[3]), 1, found[4])
 
-
-def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight: int = 0) -> bytes:
-    """Return a ticket as it stands in the queue: see lock_queue.lua, and with a weight permit_queue.lua."""
-    if weight:
-        return b"%b|%d|%d|%d|%b" % (inbox, number, claim_ms, weight, token)
-    return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
+def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight: int = 1) -> bytes:
+    """Return a ticket as it stands in the queue: see lock_queue.lua."""
+    return b"%b|%d|%d|%d|%b" % (inbox, number, claim_ms, weight, token)
 
 
 _SHARER = re.compile(rb"(.*:)([0-9A-Fa-f]+):(\d+)%b" % SHARING_MARK, re.DOTALL)

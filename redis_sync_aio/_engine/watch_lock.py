@@ -86,7 +86,7 @@ def _read(
     number = len(replies) // len(locks)
     read = [replies[first : first + number] for first in range(0, len(replies), number)]
     heads = [dict(pairs(reply[4])) for reply in read]
-    tickets = [ticket for head in heads for member in head if (ticket := Ticket.of_lock(member)) is not None]
+    tickets = [ticket for head in heads for member in head if (ticket := Ticket.parse(member)) is not None]
     unheard: frozenset[bytes] = frozenset()
     alive: list[list[Reply]] = [[] for _ in heads]
     if any(heads):

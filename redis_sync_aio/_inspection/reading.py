@@ -95,7 +95,6 @@ class Reading(ABC):
     """The replies about one name: `first_asked`, `first`, `then_asked` and `view` follow each other."""
 
     kind: Kind
-    of_lock = False
     moved: ReplyError | None = None
     """The reply that another shard has the name, if there was one."""
     refused: ReplyError | None = None
@@ -181,7 +180,7 @@ class Reading(ABC):
 
     def _take_queue(self, number: Reply, tickets: Reply) -> None:
         found = pairs(self._usable(tickets, self._queue, QUEUE, []))
-        self.tickets = queued(found, self.of_lock)
+        self.tickets = queued(found)
         self._queued = self._usable(number, self._queue, QUEUE, 0) - (len(found) - len(self.tickets))
 
     def _polled(self) -> list[Queued]:
@@ -214,8 +213,6 @@ class Reading(ABC):
 
 class LockReading(Reading):
     """A lock, as its keys tell."""
-
-    of_lock = True
 
     def __init__(self, keys: LockKeys, shown: int) -> None:
         super().__init__(keys, shown)

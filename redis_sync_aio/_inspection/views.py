@@ -319,13 +319,12 @@ class Queued(NamedTuple):
     since: float | None  # server time in microseconds
 
 
-def queued(members: Iterable[tuple[bytes, float]], of_lock: bool) -> list[Queued]:
+def queued(members: Iterable[tuple[bytes, float]]) -> list[Queued]:
     """Return the tickets among the members of a queue, which come with their scores."""
-    read = Ticket.of_lock if of_lock else Ticket.parse
     return [
         Queued(member, ticket, score if score >= FIRST_TIME else None)
         for member, score in members
-        if member != POLLERS_TICKET and (ticket := read(member)) is not None
+        if member != POLLERS_TICKET and (ticket := Ticket.parse(member)) is not None
     ]
 
 

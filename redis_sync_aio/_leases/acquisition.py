@@ -206,7 +206,7 @@ class Acquisition:
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
-            self._member = ticket_member(endpoint.inbox, self.number, claim_ms, self.token, request.weight)
+            self._member = ticket_member(endpoint.inbox, self.number, claim_ms, self.token, request.weight or 1)
         self._resource.add(self)
         if request.identity is not None:
             self._resource.by_identity().add(self)

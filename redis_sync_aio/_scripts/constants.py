@@ -65,7 +65,13 @@ CONTENDED = -2
 """In place of a fence, to a process that shares a lease among its tasks: another client waits for it."""
 NOT_OURS = b"holds what was not written by redis_sync_aio"
 """The complaint about data of another program under a key of ours; it stands behind the key, as in WRONGTYPE KEY …."""
-POLLERS_TICKET = b"|0|0|"
+TICKET = b"^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$"
+"""The Lua pattern of a ticket: inbox, number, claim (ms), weight and token. See include/lock_queue.lua."""
+PUSHED_TICKET = b"^([^|]+)|(%d+)|"
+"""The Lua pattern of a ticket that is woken by a push: inbox and number."""
+PLAIN_TICKET = b"^" + INBOX_PREFIX + b"(%x+)|(%d+)|(%d+)|(%d+)|()"
+"""The same with an inbox without a prefix: the rest of the inbox, number, claim, weight, and where the token begins."""
+POLLERS_TICKET = b"|0|0|1|"
 """The common ticket of all clients that poll for a lock without one: see include/lock_poller_gap.lua."""
 
 FENCE_RANGE = 128

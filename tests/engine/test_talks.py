@@ -68,7 +68,7 @@ def ask(keys: Keys, token: bytes, ticket: bytes = b"") -> tuple[Keys, str, tuple
 
 
 def ticket(keys: Keys, token: bytes, inbox: bytes = INBOX, number: int = 1) -> bytes:
-    return ticket_member(inbox, number, 500, token, 0 if keys is LOCK else 1)
+    return ticket_member(inbox, number, 500, token)
 
 
 def everything(client: Any) -> dict[bytes, Any]:

@@ -81,7 +81,7 @@ async def test_a_clock_that_is_behind_lets_nobody_barge(
     redis: Redis, sync: Coordinator, other: Coordinator, kind: str, engine: Engine
 ) -> None:
     """P2: behind a ticket of a later time the next one is a microsecond later."""
-    weight = {"lock": 0, "sem": 1, "rw": 2**31 - 1}[kind]
+    weight = {"lock": 1, "sem": 1, "rw": 2**31 - 1}[kind]
     queue = queue_of(kind)
     polls = queue.removesuffix(b"queue") + b"polls"
     early = [ticket_member(b"", number, 1000, b"early%d" % number, weight) for number in (1, 2)]

@@ -81,7 +81,7 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
         who, inbox = draw.choice(came[-6:]) if came else (number, INBOXES[0])
         shares = inbox and who % 2 > 0
         token, weight = b"host:%b:%d~" % (inbox[4:], who) if shares else b"t%d" % who, who % 3 + 1
-        ticket = ticket_member(inbox, who, 22_000, token, 0 if lock else weight)
+        ticket = ticket_member(inbox, who, 22_000, token, 1 if lock else weight)
         if what in ("come", "again"):
             more = (0,) if lock else (weight, draw.choice([4, 0, 0]))  # 0: the limit that there is
             yield f"{prefix}acquire", (token, 22_000, ticket, 0 if inbox else 22_000, *more), now

@@ -25,7 +25,7 @@ from redis_sync_aio.compat import Lock
 from ..conftest import MakeClient
 from ..support.body import waits
 from ..support.compat import calls
-from ..support.inside import hub_of, permit_keys, tuned
+from ..support.inside import POLLERS_TICKET, hub_of, permit_keys, tuned
 from ..support.timed import Timed
 from ..support.views import tokens
 
@@ -406,7 +406,7 @@ async def test_while_it_is_left_free_for_others_our_own_wait(
     await held.acquire()
     waiter = asyncio.create_task(other.lock(NAME).acquire())
     await waiting(lock)
-    await redis.zadd(f"{{{NAME}}}:polls", {"|0|0|": 1})
+    await redis.zadd(f"{{{NAME}}}:polls", {POLLERS_TICKET: 1})
     await held.release()
     assert not await redis.exists(NAME)
     assert await lock.try_acquire() is None

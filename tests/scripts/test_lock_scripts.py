@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from ..support.inside import ticket_member
+from ..support.inside import POLLERS_TICKET, ticket_member
 from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 
 
@@ -297,7 +297,7 @@ async def test_the_answer_says_whether_a_ticket_is_new_in_the_queue(redis: Clien
 
 # -- left free for clients that poll -------------------------------------------------------------------------
 
-OPEN = b"|0|0|"
+OPEN = POLLERS_TICKET
 
 
 async def busy(redis: Client, since_ms: int) -> None:

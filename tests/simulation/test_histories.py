@@ -182,11 +182,11 @@ class History(Compared[LockSnapshot]):
             number, fence, *_ = map(int, payload.split())
             if fence > 0:
                 (place,) = [i for i, member in enumerate(before.queue) if member.split(b"|")[1] == b"%d" % number]
-                ticket = Ticket.of_lock(before.queue[place])
+                ticket = Ticket.parse(before.queue[place])
                 assert ticket is not None
                 granted.append((fence, ticket.token))
                 for member in before.queue[:place]:
-                    passed = Ticket.of_lock(member)
+                    passed = Ticket.parse(member)
                     assert passed is not None
                     alive = before.polls.get(member, 0) * 1000 > self.now or passed.inbox in INBOXES
                     if alive and passed.inbox not in before.deaf:
@@ -230,7 +230,7 @@ class History(Compared[LockSnapshot]):
 
     def waits(self, token: bytes, but: bytes = b"") -> bool:
         """Return whether a token waits, with another ticket than ``but``."""
-        others = [Ticket.of_lock(member) for member in self.model.queue if member != but]
+        others = [Ticket.parse(member) for member in self.model.queue if member != but]
         return any(other is not None and other.token == token for other in others)
 
     def someone(self, data: st.DataObject) -> Actor:

@@ -167,7 +167,7 @@ class LateRequests:
                 self.spent = self.undone, self.server.get(KEYS.fence)
             self.undone = b""
         if kind == "lock/release":
-            found = Ticket.of_lock(ticket)
+            found = Ticket.parse(ticket)
             self.over.update({token, found.token if found else b""})
             self.undone = token if ticket else b""
         elif kind == "lock/acquire":

@@ -106,7 +106,7 @@ class Sharings(Acquisitions):
     def knows(self, sync: Coordinator) -> bool:
         """Whether others wait, and the process of ``sync`` has heard all that there is to hear."""
         tickets = self.server.zrange(KEYS.queue, 0, -1)
-        if all(found and found.token.startswith(prefix(sync)) for found in map(Ticket.of_lock, tickets)):
+        if all(found and found.token.startswith(prefix(sync)) for found in map(Ticket.parse, tickets)):
             return False
         wire = link_of(sync)._connection
         pipe = wire and wire._transport

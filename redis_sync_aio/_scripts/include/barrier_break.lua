@@ -6,7 +6,7 @@
 local function send_away(mine, new_limit)
   for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
     leave(member)
-    local inbox, id, whose = string.match(member, '^([^|]*)|(%d+)|%d+|%d+|(.*)$')
+    local inbox, id, _, _, whose = string.match(member, 'TICKET')
     if whose and member ~= mine then
       leave_tombstone(whose)
       if inbox ~= '' then tell(inbox, id, ASK_AGAIN, 0) end

@@ -5,7 +5,7 @@
 local function pass(members)
   local base, mine = math.ceil(math.max(fence + 1, now) / parties) * parties, nil
   for rank, member in ipairs(members) do
-    local to, id, ms, _, whose = string.match(member, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
+    local to, id, ms, _, whose = string.match(member, 'TICKET')
     local its_own = string.format('%.0f', base + rank - 1)
     leave(member)
     if member == ticket then

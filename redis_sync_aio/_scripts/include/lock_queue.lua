@@ -1,9 +1,10 @@
 -- The queue of a lock: granting it to the tickets in their order, and notifying their owners.
 -- Runs no command but TIME until one of its functions is called.
--- A ticket is 'inbox|id|claim_ms|token': where to push the grant ('' = its owner polls), the number
--- of the ticket there, the first duration of the grant (0 = forever), and the token that becomes
--- the holder. A message to an inbox is 'id fence time ms', and more after a grant; in place of the
--- fence it may have 0 (you are next: look in ms), ASK_AGAIN or CONTENDED.
+-- A ticket is 'inbox|id|claim_ms|weight|token': where to push the grant ('' = its owner polls), the
+-- number of the ticket there, the first duration of the grant (0 = forever), the weight (of a lock:
+-- 1), and the token that becomes the holder. TICKET and PUSHED_TICKET are patterns for it.
+-- A message to an inbox is 'id fence time ms', and more after a grant; in place of the fence it may
+-- have 0 (you are next: look in ms), ASK_AGAIN or CONTENDED.
 -- include: publish
 local GRANTED, RESERVED, FREE = 1, 2, 3
 local clock = redis.call('TIME')
@@ -45,7 +46,7 @@ local function settle(mine, first)
   while true do
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE end
-    local inbox, id, ms, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(.*)$')
+    local inbox, id, ms, _, token = string.match(ticket, 'TICKET')
     if not inbox or inbox == '' then
       local alive = redis.call('ZSCORE', POLLS, ticket)
       if alive and tonumber(alive) * 1000 > now then return RESERVED end
@@ -53,7 +54,7 @@ local function settle(mine, first)
       redis.call('ZREM', POLLS, ticket)
     else
       redis.call('ZREM', QUEUE, ticket)
-      local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
+      local next_inbox, next_id = string.match(following or '', 'PUSHED_TICKET')
       local grant = id .. ' ' .. next_fence(token, ms) .. ' ' .. digits .. ' ' .. ms
       if following then -- the number of the next ticket of the same inbox; 0: of another one
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. ms

@@ -3,7 +3,7 @@
 local function notify_sooner()
   soonest = nil
   for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, SOONER_TRIES - 1)) do
-    local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
+    local inbox, id = string.match(ticket, 'PUSHED_TICKET')
     if inbox and tell(inbox, id, 0, left() or 1, true) then return end
   end
 end

@@ -1,7 +1,7 @@
 -- The queue of permits: granting free permits to the tickets in their order, and notifying their
 -- owners. Included after `permit_queries`.
--- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock; so are messages:
--- see lock_queue. The grant to a writer ends with the fence of the writer before it.
+-- Tickets and messages are those of locks: see lock_queue. The grant to a writer ends with the
+-- fence of the writer before it.
 local RESERVED, FULL, FREE = 1, 2, 3
 local moved -- since the last one lined up there may be room, or another first one
 
@@ -22,7 +22,7 @@ local function settle(mine)
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE, ticket end
-    local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
+    local inbox, id, ms, weight, token = string.match(ticket, 'TICKET')
     weight = tonumber(weight)
     if not inbox then
       leave(ticket)
@@ -42,7 +42,7 @@ local function settle(mine)
       if tell(inbox, id, 0, left() or 1, true) then
         -- Its owner may die yet, with room for others: from now on the next one looks from time to
         -- time (see permit_enqueue).
-        local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
+        local next_inbox, next_id = string.match(following or '', 'PUSHED_TICKET')
         if moved and next_inbox and next_inbox ~= inbox and following ~= mine then
           tell(next_inbox, next_id, ASK_AGAIN, 0)
         end
@@ -53,7 +53,7 @@ local function settle(mine)
       redis.call('ZREM', QUEUE, ticket)
       first = nil
       local its_fence = next_fence(weight)
-      local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
+      local next_inbox, next_id = string.match(following or '', 'PUSHED_TICKET')
       local next_left = following and math.min(left() or ms, ms)
       local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
       if following then -- the number of the next ticket of the same inbox; 0: of another one
