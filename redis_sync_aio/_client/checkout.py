@@ -18,7 +18,7 @@ import math
 from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import redis.exceptions
@@ -31,6 +31,9 @@ from . import replies as resp
 from .redis_py import close_idle, pooled, stream, write
 from .replies import Reply
 from .settings import DEFAULT_TIMEOUT
+
+if TYPE_CHECKING:
+    from .cluster import Cluster, Shard
 
 # -- The tasks that wait for a connection of an exhausted pool, where redis-py raises an error immediately -----
 #
@@ -344,45 +347,6 @@ class Address(NamedTuple):
     port: int
 
 
-class Primary(Protocol):
-    """The primary of a shard, as connections and pools see it. It may become another node."""
-
-    client: Redis
-    """The client whose pool has the connections to it."""
-    address: Address | None
-    """Its present address; None until a node has answered."""
-    gone: bool
-    """Whether its shard has lost all slots."""
-    connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop]
-    """Timeouts of attempts to connect to that address; a new address ends them."""
-
-    async def locate(self) -> Address:
-        """Ask the nodes and return the address of the primary; raise as redis-py does when no node can be reached."""
-        ...
-
-    def redirection(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
-        """Return the error to raise for ``answer``, MOVED or ASK, of the primary."""
-        ...
-
-    def down(self, node: Address) -> None:
-        """Note that ``node`` said that the cluster is down."""
-
-    def unreachable(self, node: Address) -> None:
-        """Ask all other nodes before ``node``, to which there is no connection."""
-
-
-class Primaries(Protocol):
-    """The primaries of a cluster, by hash slot."""
-
-    def shard_at(self, slot: int) -> Primary:
-        """Return the shard that has ``slot``, as far as is known."""
-        ...
-
-    async def owner(self, slot: int) -> Primary:
-        """Return the shard that has ``slot``; ask the nodes if that is not known, or was wrong."""
-        ...
-
-
 class _Following:
     """Makes a connection class of redis-py lead to the primary of a shard.
 
@@ -391,9 +355,9 @@ class _Following:
 
     host: str
     port: int
-    shard: Primary | None
+    shard: Shard | None
 
-    def __init__(self, *, shard: Primary | None, **options: Any) -> None:
+    def __init__(self, *, shard: Shard | None, **options: Any) -> None:
         super().__init__(**options)
         self.shard = shard
 
@@ -408,7 +372,7 @@ class _Following:
                 return
         await above.connect()
 
-    async def _connect_to_primary(self, shard: Primary) -> None:
+    async def _connect_to_primary(self, shard: Shard) -> None:
         above: Any = super()
         self.host, self.port = await shard.locate()
         async with asyncio.timeout(None) as limit:
@@ -448,13 +412,13 @@ def following(kind: type[Any]) -> type[Any]:
 class SlotPool(ConnectionPool):
     """Takes each connection from the pool of the shard that has the slot at that moment."""
 
-    def __init__(self, cluster: Primaries, slot: int, options: dict[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, slot: int, options: dict[str, Any]) -> None:
         super().__init__(**options)
         self._cluster = cluster
         self.slot = slot
 
     @property
-    def shard(self) -> Primary:
+    def shard(self) -> Shard:
         """The shard that has the slot, as far as is known."""
         return self._cluster.shard_at(self.slot)
 
@@ -475,5 +439,5 @@ class SlotPool(ConnectionPool):
         return _pool(self._cluster.shard_at(self.slot)).make_connection()
 
 
-def _pool(shard: Primary) -> Any:
+def _pool(shard: Shard) -> Any:
     return shard.client.connection_pool

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet, WeakValueDictionary, ref
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakMethod, WeakValueDictionary, ref
 
 import redis.exceptions
 from redis.asyncio import ConnectionPool, Redis, RedisCluster
@@ -211,16 +211,6 @@ class SlotMoved(redis.exceptions.TryAgainError):
     slot = -1
 
 
-class Subscriber(Protocol):
-    """Receives changes of a cluster."""
-
-    def slots_moved(self) -> None:
-        """Adapt to slots that have another shard now, or shards that have another primary.
-
-        Called in the thread that received the answer.
-        """
-
-
 class Shard:
     """A primary and its replicas."""
 
@@ -288,7 +278,7 @@ class Cluster:
         self.shards = [Shard(self, next(self._numbers), self._options)]
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
         self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
-        self._subscribers: WeakSet[Subscriber] = WeakSet()
+        self._subscribers: list[WeakMethod[Callable[[], None]]] = []
         on_close(client, self, Cluster._close)
 
     @staticmethod
@@ -302,10 +292,14 @@ class Cluster:
         for opened in self.clients():
             await opened.connection_pool.disconnect()
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Call ``subscriber`` on changes, as long as it lives."""
+    def subscribe(self, slots_moved: Callable[[], None]) -> None:
+        """Call ``slots_moved`` when slots have another shard, or shards another primary, as long as its object lives.
+
+        It is called in the thread that received the answer.
+        """
         with self._lock:
-            self._subscribers.add(subscriber)
+            self._subscribers = [it for it in self._subscribers if it() is not None]
+            self._subscribers.append(WeakMethod(slots_moved))
 
     def shard_at(self, slot: int) -> Shard:
         """Return the shard that has ``slot``, as far as is known."""
@@ -407,7 +401,8 @@ class Cluster:
             shard.gone = True
         if self._owners != owners or [shard.address for shard in self.shards] != addresses:
             for subscriber in list(self._subscribers):
-                subscriber.slots_moved()
+                if (slots_moved := subscriber()) is not None:
+                    slots_moved()
         return gone
 
     def _shard(self, primary: Address, slot: int, primaries: dict[Address, int]) -> Shard:
@@ -422,25 +417,6 @@ class Cluster:
 
 
 # -- The servers behind a client: one server, or the shards of a cluster ---------------------------------------
-
-
-class Topology(Protocol):
-    """The servers behind a client of the caller."""
-
-    def client_of(self, *keys: bytes) -> Redis:
-        """Return a client whose connections lead to the server that has ``keys`` when they are taken.
-
-        Raise ValueError if the keys may be on different servers.
-        """
-        ...
-
-    def clients(self) -> list[Redis]:
-        """Return a client of each known server; the first client is always the same."""
-        ...
-
-    def address_at(self, key: bytes) -> str:
-        """Return the address of the server that has ``key``, as far as is known."""
-        ...
 
 
 class OneServer:
@@ -462,12 +438,16 @@ class OneServer:
         return address_of(self._client)
 
 
+Topology: TypeAlias = OneServer | Cluster
+"""The servers behind a client of the caller."""
+
+
 def slot_of(client: Redis) -> int | None:
     """Return the hash slot that ``client``, from a `Topology`, is for; None if it is not of a cluster."""
     pool = client.connection_pool
     return pool.slot if isinstance(pool, SlotPool) else None
 
 
-def servers_of(client: RedisClient) -> OneServer | Cluster:
+def servers_of(client: RedisClient) -> Topology:
     """Return the servers behind ``client``; for one cluster client always the same object."""
     return Cluster.of(client) if isinstance(client, RedisCluster) else OneServer(client)

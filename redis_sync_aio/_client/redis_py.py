@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from functools import partial
-from typing import Any, Generic, Protocol, TypeGuard, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import redis.exceptions
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -232,10 +232,8 @@ def dead_end_pool(client: Redis) -> None:
             dead_end(writer.transport)
 
 
-class _ClosedWithPool(Protocol):
-    """An object that is closed together with a pool of the caller."""
-
-    async def disconnect(self) -> None: ...
+ClosedWithPool: TypeAlias = "ConnectionPool | CloseObserver | AdoptedConnection"
+"""An object that is closed together with a pool of the caller, by its ``disconnect``."""
 
 
 class _Disconnect:
@@ -247,7 +245,7 @@ class _Disconnect:
     def __init__(self, pool: Any) -> None:
         self._pool = ref(pool)
         self._replaced: Any = vars(pool).get("disconnect")  # the caller may have set one, too
-        self.others: WeakSet[_ClosedWithPool] = WeakSet()
+        self.others: WeakSet[ClosedWithPool] = WeakSet()
 
     async def __call__(self, inuse_connections: bool = True) -> None:
         pool = self._pool()
@@ -264,7 +262,7 @@ class _Disconnect:
         return closing
 
 
-def _closed_with(pool: Any) -> WeakSet[_ClosedWithPool]:
+def _closed_with(pool: Any) -> WeakSet[ClosedWithPool]:
     """Return the set of what is closed together with ``pool``."""
     disconnect = vars(pool).get("disconnect")
     if not isinstance(disconnect, _Disconnect):
@@ -440,7 +438,7 @@ class ClusterClosing(Generic[T]):
                 await type(client).aclose(client)
 
 
-def close_together(pool: Any, other: _ClosedWithPool) -> None:
+def close_together(pool: Any, other: ClosedWithPool) -> None:
     """Close ``other``, which does not keep it, when the caller closes ``pool`` (of redis-py or of valkey-py)."""
     _closed_with(pool).add(other)
 

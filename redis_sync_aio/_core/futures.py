@@ -20,13 +20,6 @@ class FutureLike(Protocol[T_contra]):
     def set_exception(self, error: Exception, /) -> None: ...
 
 
-class Ended(Protocol):
-    """Is set when a grant has ended."""
-
-    def set(self) -> None: ...
-    async def wait(self) -> None: ...
-
-
 # -- Long work in slices, between which the event loop goes on -------------------------------------------------
 
 

@@ -12,10 +12,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import LeaseLost
 from .keys import SlotState
+
+if TYPE_CHECKING:
+    from .observers import Observation
 
 logger = logging.getLogger("redis_sync_aio")
 
@@ -64,17 +67,11 @@ def _raise(error: BaseException) -> None:
 # -- leases ------------------------------------------------------------------------------------------------
 
 
-class Observed(Protocol):
-    """The observation of a request."""
-
-    request: int
-
-
-def _request(observed: Observed | None) -> int | None:
+def _request(observed: Observation | None) -> int | None:
     return None if observed is None else observed.request
 
 
-def lease_lost(loss: LeaseLost, observed: Observed | None, tasks: int = 1) -> None:
+def lease_lost(loss: LeaseLost, observed: Observation | None, tasks: int = 1) -> None:
     """Log a lease that was lost, with the request that is ``observed``; ``tasks``: how many had it.
 
     That this process closed its own coordinator is no warning: it is how most programs end.
@@ -107,7 +104,9 @@ def lease_forgotten(lock: str, fence: int, ttl: float) -> str:
     return message
 
 
-def renewal_late(lock: str, late: float, left: float, period: float, claim: float, observed: Observed | None) -> None:
+def renewal_late(
+    lock: str, late: float, left: float, period: float, claim: float, observed: Observation | None
+) -> None:
     """Log a renewal that the event loop sent late, and that came in time all the same. ``claim``: as `LeaseLost`."""
     advice = "raise Coordinator(claim=): it was just handed over" if claim else "give the lock a longer ttl"
     _warn(

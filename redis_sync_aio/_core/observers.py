@@ -34,23 +34,15 @@ from .events import (
     Withdrawn,
     WithdrawnOutcome,
 )
-from .futures import Ended
 from .keys import SlotState
 
 _next_request = itertools.count(1).__next__
 
 
-class Cause(Protocol):
-    """The cause of a loss, as an observation knows it."""
-
-    @property
-    def time_is_up(self) -> bool: ...
-
-
 class ObservedGrant(Protocol):
     """A grant, as its observation knows it."""
 
-    ended: Ended | None
+    ended: anyio.Event | Observation | None
     observation: Observation | None
 
     @property
@@ -60,7 +52,7 @@ class ObservedGrant(Protocol):
     @property
     def reason(self) -> LostReason | None: ...
     @property
-    def cause(self) -> Cause | None: ...
+    def time_is_up(self) -> bool: ...
     @property
     def queued(self) -> bool: ...
     @property
@@ -90,7 +82,7 @@ class Observation:
         self._attached = observers.attached
         self._facts = kind, name, pattern or observers.pattern(name), observers.server, label
         self._grant: ReferenceType[ObservedGrant] | None = None
-        self._event: Ended | None = None
+        self._event: anyio.Event | Observation | None = None
         self._since = now()
         self._tell(Requested, self._since)
 
@@ -150,7 +142,7 @@ class Observation:
         await self._event.wait()
 
     def _end_of(self, grant: ObservedGrant) -> None:
-        self.end(grant.reason, time_is_up=grant.cause is not None and grant.cause.time_is_up)
+        self.end(grant.reason, time_is_up=grant.time_is_up)
 
     def end(self, reason: LostReason | None, *, time_is_up: bool = False) -> None:
         """Tell that the lease was lost for ``reason``, or released (None), unless its end was reported before."""

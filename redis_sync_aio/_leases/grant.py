@@ -26,7 +26,7 @@ from .._core import logs
 from .._core.cancellation import leaving, undo_in
 from .._core.clock import now
 from .._core.display import text
-from .._core.futures import Ended, FutureLike
+from .._core.futures import FutureLike
 from .._core.keys import Keys, label_of
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext
 from ..errors._base import copy_error
@@ -219,7 +219,7 @@ class Grant:
     """Whether another task of this process had what it stands for, and no command was sent for it."""
     observation: Observation | None = None
     """The observation of its request, if there is one."""
-    ended: Ended | None = None
+    ended: anyio.Event | Observation | None = None
     """Set when it has ended; exists once a task waits for that, or its request is observed."""
 
     def __init__(
@@ -423,6 +423,11 @@ class Grant:
     def over(self) -> bool:
         """Whether it is known to have ended."""
         return self.state in (RELEASED, LeaseState.LOST)
+
+    @property
+    def time_is_up(self) -> bool:
+        """True if it was lost after its time was up."""
+        return self.cause is not None and self.cause.time_is_up
 
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""

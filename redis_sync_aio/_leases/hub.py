@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import weakref
-from collections.abc import Awaitable, Callable, Iterator
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING
+from weakref import ReferenceType, WeakValueDictionary, finalize, ref
 
 from .._client.cluster import Cluster, servers_of
 from .._client.owned import OwnedClient
@@ -33,7 +34,6 @@ from .._engine.watch import converse
 from .._scripts.constants import CONTENDED
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
-from .._transport.endpoint import Unclosed, WeakOwner
 from .._transport.executor import Executor, LinkOptions
 from .._transport.link import Link
 from .._transport.pool_executor import PoolExecutor
@@ -55,10 +55,14 @@ if TYPE_CHECKING:
 
 
 class LinkEvents:
-    """The owner of a hub's link (`_transport.executor.LinkOwner`)."""
+    """The owner of a hub's link (`_transport.executor.LinkOwner`), with a weak reference to the hub.
+
+    The event loop keeps the connection, and with it the link and this object. Only callers, leases, waiting tasks and
+    commands without a reply keep the hub. So a hub that is not used any more is collected, and its connection closed.
+    """
 
     def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+        self._hub = ref(hub)
         self._unchecked: set[int] = set()  # numbers of acquisitions that have not asked yet on the present connection
         self._rechecks = 0  # the work in progress
 
@@ -66,19 +70,20 @@ class LinkEvents:
 
     def link_pushed(self, payload: bytes) -> None:
         """Take a message that arrived in our inbox."""
+        if (hub := self._hub()) is None:
+            return
         try:
             push = read_push(payload)
         except ValueError:
             logs.stray_message(payload)
             return
         try:
-            self._dispatch(push)
+            self._dispatch(hub, push)
         except Exception:  # others use the connection and the dialogue that delivers this, too
             logs.useless_message(payload)
 
-    def _dispatch(self, push: Pushed) -> None:
+    def _dispatch(self, hub: Hub, push: Pushed) -> None:
         """Give a push to its acquisition or listener; give back what is granted to a ticket that is gone."""
-        hub = self._hub
         acquisition = hub.acquisitions.get(push.number)
         if push.fence == CONTENDED:
             if acquisition is not None:  # its request is granted: the answer in flight says so
@@ -90,40 +95,31 @@ class LinkEvents:
         elif acquisition is not None:
             acquisition.pushed(push)
         elif push.fence > 0:
-            self._give_back_to_nobody(push.number)
+            _give_back_to_nobody(hub, push.number)
         acquisition = hub.acquisitions.get(push.following) if push.following else None
         if acquisition is not None and push.following not in self._unchecked:
             acquisition.announced(push.server_time, push.next_duration)
-
-    def _give_back_to_nobody(self, number: int) -> None:
-        """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
-        queued = self._hub.queued_tickets.get(number)
-        if queued is None:
-            return
-        resource = self._hub.resources.get(queued.keys.id)
-        leases = () if resource is None else list(resource.leases)
-        if not any(lease.wire_token == queued.token for lease in leases):
-            self._hub.manager.releases.undo(queued.keys, queued.token)
 
     # -- another connection, or another server ---------------------------------------------------------
 
     def link_lost(self, server: str) -> None:
         """Tell observers that a connection was lost."""
-        if self._hub.observers is not None:
-            self._hub.observers.connection_lost(server)
+        if (hub := self._hub()) is not None and hub.observers is not None:
+            hub.observers.connection_lost(server)
 
     def link_up(self, concerns: Callable[[Keys], bool], server: str, after: float | None) -> None:
         """Ask a server with a new connection about all that is held there, then about all that waits there."""
-        if self._hub.observers is not None and after is not None:
-            concerned = [resource for resource in self._hub.resources.values() if concerns(resource.keys)]
+        if (hub := self._hub()) is None:
+            return
+        if hub.observers is not None and after is not None:
+            concerned = [resource for resource in hub.resources.values() if concerns(resource.keys)]
             number = sum(len(resource.leases) + len(resource.acquisitions) for resource in concerned)
-            self._hub.observers.connection_restored(server, after, number)
-        self._unchecked.update(self._hub.acquisitions)
+            hub.observers.connection_restored(server, after, number)
+        self._unchecked.update(hub.acquisitions)
         self._rechecks += 1
-        self._hub.manager.slices.run(self._recheck(concerns))
+        hub.manager.slices.run(self._recheck(hub, concerns))
 
-    def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
-        hub = self._hub
+    def _recheck(self, hub: Hub, concerns: Callable[[Keys], bool]) -> Iterator[None]:
         concerned: list[Resource] = []
         for resource in hub.every_name():
             if concerns(resource.keys):
@@ -132,7 +128,7 @@ class LinkEvents:
                     hub.manager.renewals.recheck(lease)
                     yield
             yield
-        yield from self._reroute()  # before they ask: the connection may have an inbox of its own
+        yield from _reroute(hub)  # before they ask: the connection may have an inbox of its own
         for resource in concerned:
             for acquisition in list(resource.acquisitions.values()):
                 self._unchecked.discard(acquisition.number)
@@ -142,27 +138,21 @@ class LinkEvents:
         if not self._rechecks:
             self._unchecked.clear()
 
-    def keys_in_use(self) -> Iterator[Keys]:
+    def keys_in_use(self) -> Iterable[Keys]:
         """Return the keys of all names that are held or waited for."""
-        return (resource.keys for resource in self._hub.resources.values())
+        return () if (hub := self._hub()) is None else (resource.keys for resource in hub.resources.values())
 
     def link_moved(self) -> None:
         """Queue again under the endpoints of new connections; pushes to the old ones do not arrive."""
-        self._hub.manager.slices.run(self._reroute())
-
-    def _reroute(self) -> Iterator[None]:
-        for resource in self._hub.every_name():
-            endpoint = self._hub.endpoint_of(resource.keys)
-            if endpoint != resource.endpoint:
-                resource.endpoint = endpoint
-                yield from resource.reroute()
-            yield
+        if (hub := self._hub()) is not None:
+            hub.manager.slices.run(_reroute(hub))
 
     # -- no connection ---------------------------------------------------------------------------------
 
     def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None:
         """Poll instead, or end what waits: a server, or the user's rights there, do not allow the link."""
-        hub = self._hub
+        if (hub := self._hub()) is None:
+            return
         if hub.options.push == "auto" and isinstance(error, PushUnavailable):
             hub.poll_instead(error)
             return
@@ -172,21 +162,43 @@ class LinkEvents:
 
     async def link_closing(self) -> None:
         """Give back what no task has, before the client closes our connection."""
-        hub = self._hub
-        if hub.forked or hub.loop is not running_loop():
+        hub = self._hub()
+        if hub is None or hub.forked or hub.loop is not running_loop():
             return
         if hub.give_back_resting():
             await hub.drained()
 
     def link_client_closed(self) -> None:
         """Close the hub: the client or its pool was closed, and with it our connection if there is one."""
-        self._hub.client_closed()
+        if (hub := self._hub()) is not None:
+            hub.closing.client_closed()
+
+
+def _give_back_to_nobody(hub: Hub, number: int) -> None:
+    """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
+    queued = hub.queued_tickets.get(number)
+    if queued is None:
+        return
+    resource = hub.resources.get(queued.keys.id)
+    leases = () if resource is None else list(resource.leases)
+    if not any(lease.wire_token == queued.token for lease in leases):
+        hub.manager.releases.undo(queued.keys, queued.token)
+
+
+def _reroute(hub: Hub) -> Iterator[None]:
+    """Queue again under the endpoints of new connections, one acquisition with each step."""
+    for resource in hub.every_name():
+        endpoint = hub.endpoint_of(resource.keys)
+        if endpoint != resource.endpoint:
+            resource.endpoint = endpoint
+            yield from resource.reroute()
+        yield
 
 
 # -- The end of a hub: by `Coordinator.aclose`, with its client or its event loop, in a forked child, or forgotten
 
 
-living: weakref.WeakValueDictionary[int, Closing] = weakref.WeakValueDictionary()
+living: WeakValueDictionary[int, Closing] = WeakValueDictionary()
 """The ends of all hubs of this process, by their ids. (`valuerefs` copies them in one step, whatever threads do.)"""
 begun: set[Closing] = set()
 """Those that have begun and are not done. `asyncio.run` cancels their tasks at its end. Then nothing else keeps an
@@ -206,7 +218,7 @@ class Closing:
         self.on_close: Callable[[], None] | None = None
         """Function that is called when the hub can no longer be used; it may be called twice."""
         self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
-        self._unclosed = Unclosed(self, repr(hub), hub.link, owned)
+        self._unclosed = Unclosed(self, owned)
         living[id(self)] = self
 
     async def close(self, drain: float) -> None:
@@ -355,6 +367,57 @@ class Closing:
         self._witness.leave()
 
 
+class Unclosed:
+    """Notices that a coordinator ends unclosed: its event loop ends, or it is collected."""
+
+    def __init__(self, closing: Closing, owned: OwnedClient | None) -> None:
+        """``owned``: the client of the coordinator, if that closes it."""
+        hub = closing.hub
+        self._dropped = finalize(closing, _dropped, repr(hub), hub.loop, hub.link, owned)
+        self._dropped.atexit = False
+        self._loop_end = _at_loop_end(ref(closing))
+        with suppress(StopIteration):  # run to its first yield, which registers it with the loop
+            self._loop_end.asend(None).send(None)
+
+    def forget(self) -> None:
+        """Do not warn when it is collected: it has ended in another way."""
+        self._dropped.detach()
+
+    async def closed(self) -> None:
+        """Stop watching: the coordinator is closed."""
+        self.forget()
+        with suppress(RuntimeError):  # it is running: it closes the coordinator at the end of the loop
+            await self._loop_end.aclose()
+
+
+async def _at_loop_end(closing: ReferenceType[Closing]) -> AsyncGenerator[None, None]:
+    """Close when the loop ends.
+
+    `asyncio.run`, and all that uses `asyncio.Runner`, cancels all tasks, lets them finish, and then closes the
+    asynchronous generators that were started. So do uvloop and aiohttp. That is the right moment: tasks could release
+    in their clean-up, and no task of ours has to be cancelled to notice it.
+    """
+    try:
+        yield
+    finally:
+        if (found := closing()) is not None:
+            await found.loop_ends()
+
+
+def _dropped(
+    shown: str, loop: asyncio.AbstractEventLoop, link: Link | ClusterLink | None, owned: OwnedClient | None
+) -> None:
+    """Warn that a coordinator was collected, and close its connections; runs in any thread."""
+    if link is not None and not loop.is_running():  # it may never run again
+        link.close_without_loop()
+    with suppress(RuntimeError):  # its loop is closed
+        if link is not None:
+            loop.call_soon_threadsafe(link.detach)
+        if owned is not None:
+            loop.call_soon_threadsafe(owned.start_closing)
+    warnings.warn(logs.coordinator_dropped(shown), ResourceWarning, stacklevel=2)
+
+
 SHOWN = 100
 """Most holders and waiters that statistics list."""
 
@@ -422,10 +485,9 @@ class Hub:
     def _new_link(self) -> Link | ClusterLink:
         connect_timeout = connect_timeout_of(self.client, self.options.response_timeout)
         options = LinkOptions(self.options.response_timeout, connect_timeout, converse)
-        owner = WeakOwner(self.link_events)
         if isinstance(self.servers, Cluster):
-            return ClusterLink(self.servers, self._endpoint, owner, options)
-        return Link(self.servers.clients()[0], self._endpoint, owner, options)
+            return ClusterLink(self.servers, self._endpoint, self.link_events, options)
+        return Link(self.servers.clients()[0], self._endpoint, self.link_events, options)
 
     def _new_pool_executor(self) -> PoolExecutor:
         return PoolExecutor(self.servers, self._endpoint, self.options.response_timeout, converse)
@@ -523,10 +585,6 @@ class Hub:
     async def drained(self) -> None:
         """Wait until nothing is in flight, but not longer than closing may take."""
         await self.manager.releases.in_flight.drained(min(self.options.exit_timeout, self.options.response_timeout))
-
-    def client_closed(self) -> None:
-        """Close with the client, or its pool, which was closed."""
-        self.closing.client_closed()
 
     def __repr__(self) -> str:
         return f"<Coordinator of {address_of(self.client)}{'' if self.why_closed is None else ', closed'}>"

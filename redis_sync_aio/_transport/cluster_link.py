@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from threading import get_ident
-from typing import Protocol
 
 from redis.crc import key_slot
 
@@ -30,38 +29,12 @@ from .link import Link
 # -- The link to one shard of a cluster ------------------------------------------------------------------------
 
 
-class ShardRouter(Protocol):
-    """The links of a cluster, as the link to one of its shards sees them."""
-
-    cluster: Cluster
-
-    def shard_of(self, keys: Keys) -> Shard:
-        """Return the shard that has ``keys``, as far as is known."""
-        ...
-
-    def link_of(self, keys: Keys) -> Link:
-        """Return the link to the shard that has ``keys``, as far as is known."""
-        ...
-
-    def send(self, call: Call) -> None:
-        """Send ``call`` to the shard that has its keys, behind earlier calls about its name."""
-
-    def redirected(self, address: str) -> None:
-        """Note that a slot has moved, perhaps to ``address``, and ask the nodes about all slots."""
-
-    def down(self, shard: Shard) -> None:
-        """Note that the primary of ``shard`` said that the cluster is down, and ask other nodes who the primary is."""
-
-    def refresh_soon(self) -> None:
-        """Ask the nodes in the background which shard has which slots."""
-
-
 class ShardLink(Link):
     """Carries calls to one shard, and hands those on whose slot has moved."""
 
     def __init__(
         self,
-        links: ShardRouter,
+        links: ClusterLink,
         shard: Shard,
         endpoint: Endpoint,
         owner: LinkOwner,
@@ -176,7 +149,7 @@ class ClusterLink:
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        cluster.subscribe(self)
+        cluster.subscribe(self.slots_moved)
 
     def send(self, call: Call) -> None:
         """Send ``call`` to the shard that has its keys."""

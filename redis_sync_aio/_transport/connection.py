@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import hiredis
 import redis.exceptions
@@ -26,6 +26,9 @@ from . import call as failures
 from .call import Call, not_understood
 from .executor import Converse, DialogueQueue, Exchange
 from .outage import FIRST_CONTACT, RECONNECT, RESPITE, Outage, find_sentinel, has_answered, is_refused, note_answer
+
+if TYPE_CHECKING:
+    from .link import Link
 
 FLUSH_AFTER = 50
 """Commands that are written together in mid-turn: the server starts on them while we pack the others."""
@@ -432,46 +435,13 @@ LASTED = 1.0
 """Seconds after which a connection that is lost may be replaced immediately."""
 
 
-class Connecting(Protocol):
-    """A link, as its connector knows it. Only ``check`` may raise."""
-
-    def new_connection(self, adopted: AdoptedConnection) -> Connection:
-        """Return a connection of the link over what redis-py has opened."""
-        ...
-
-    async def check(self, connection: Connection) -> None:
-        """Raise if a connection that is set up must not be used all the same."""
-
-    def connect(self) -> None:
-        """Start connecting again."""
-
-    def needs_connection(self) -> bool:
-        """Return whether a call, a lease or a request needs a connection."""
-        ...
-
-    def established(self, connection: Connection) -> None:
-        """Use ``connection`` from now on."""
-
-    def attempt_failed(self) -> None:
-        """Fail the calls whose time is up; another attempt follows after a pause."""
-
-    def nothing_answers(self, since: float, error: Exception) -> None:
-        """Fail the calls that are as old as ``since`` (local clock): no server has ever answered this link."""
-
-    def refused(self, error: Exception) -> None:
-        """Fail all calls and requests: connecting will never succeed."""
-
-    def broken(self, error: BaseException) -> None:
-        """Fail all calls: ``error`` is a defect that ended the attempts to connect."""
-
-
 class Connector:
     """Connects one link, one connection after the other.
 
     Invariant: at most one task connects at a time, and none does once the connector is closed.
     """
 
-    def __init__(self, client: Redis, handshake: Handshake, connect_timeout: float, link: Connecting) -> None:
+    def __init__(self, client: Redis, handshake: Handshake, connect_timeout: float, link: Link) -> None:
         self._client = client
         self._handshake = handshake
         self._connect_timeout = connect_timeout

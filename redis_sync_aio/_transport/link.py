@@ -25,7 +25,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 from redis.asyncio import Redis
 
@@ -154,38 +153,10 @@ class Patience:
         return self.prompt if silence > self._rested else self.usual
 
 
-class Watched(Protocol):
-    """A link, as its ticks know it. None of its methods raises."""
-
-    def present_connection(self) -> Connection | None:
-        """Return the connection in use, if there is one."""
-        ...
-
-    def needed(self) -> bool:
-        """Return whether a lease or a request depends on pushes."""
-        ...
-
-    def drop(self, why: str) -> None:
-        """Give up the connection, and open another."""
-
-    def ping(self, connection: Connection) -> None:
-        """Ask the server for a sign of life."""
-
-    def tick(self, late: bool) -> None:
-        """Do what is due in every tick: fail the calls whose time is up, tell the log of outages.
-
-        ``late``: the event loop did not run for a while, so there may be replies that it has not read.
-        """
-
-    def goes_on(self) -> bool:
-        """Return whether another tick is needed."""
-        ...
-
-
 class Liveness:
     """Notices overdue replies, silent connections and connections that no longer lead to the right server."""
 
-    def __init__(self, client: Redis, response_timeout: float, link: Watched) -> None:
+    def __init__(self, client: Redis, response_timeout: float, link: Link) -> None:
         self._patience = Patience(client, response_timeout)
         self._link = link
         self._loop = asyncio.get_running_loop()
@@ -371,7 +342,7 @@ class Link:
         else:
             call.fail(refusal(call.name, message, self._no_scripts, call.keys.all, call.ambiguous))
 
-    # -- connecting (see `connector.Connecting`) -------------------------------------------------------
+    # -- connecting -------------------------------------------------------------------------------------
 
     def connect(self) -> None:
         """Start connecting, unless there is a connection or that is in progress."""
@@ -468,7 +439,7 @@ class Link:
             self._connector.outage.dropped(why)
             self._connection.drop(ConnectionAbortedError(why))
 
-    # -- every tick (see `liveness.Watched`) -----------------------------------------------------------
+    # -- every tick ------------------------------------------------------------------------------------
 
     def present_connection(self) -> Connection | None:
         """Return the connection in use, if there is one."""
