@@ -1,7 +1,7 @@
 """The command ``redis-sync-aio``. It needs the extra ``[cli]``; the library itself does not.
 
-`_app` has the commands, one module or folder for each. `_shared` declares the options that all of them have, `_session`
-connects with these and ends the program, `_failures` words its errors.
+`_app` has the commands, one module or folder for each. `_session` declares the options that all of them have, connects
+with these, words errors, and ends the program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line. Says what to install when typer or rich are missing."""
     try:
-        # Not on top: the demo's worker processes import this package too, and need neither typer nor rich.
+        # Not on top: without the extra, the import fails, and the message says what to install.
         from ._app import app
         from ._session import BUG, NAME, USAGE, complain, print_traceback
     except ModuleNotFoundError as error:

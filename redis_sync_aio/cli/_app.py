@@ -10,7 +10,7 @@ import typer
 from redis_sync_aio import __version__
 
 from . import _bench as bench
-from ._demo import command as demo
+from . import _demo as demo
 from ._doctor import command as doctor
 from ._look import changes as watch
 from ._look import forget, ls, release, show, top
