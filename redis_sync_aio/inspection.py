@@ -8,34 +8,27 @@ It reads what stands on the server, so it needs no process of the application, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import anyio
 
-from ._client.checkout import checkout
+from ._client import replies as resp
+from ._client.checkout import OUT_OF_REACH, CheckedOut, checkout
 from ._client.cluster import Cluster, servers_of
-from ._client.settings import Client, encode, response_timeout_of
+from ._client.settings import Client, RedisClient, address_of, encode, response_timeout_of
 from ._core.arguments import Name, count, require_bool
 from ._core.display import shown as text_shown
-from ._core.keys import Keys, PermitKind, check_slot, checked_prefix, lock_keys, permit_keys
-from ._inspection.reading import Server, batches, heard, opened, reading, reading_of
-from ._inspection.views import (
-    TRANSIENT,
-    HolderView,
-    MarkView,
-    NameView,
-    Problem,
-    WaiterView,
-    check,
-    compiled,
-    exact,
-    literal,
-)
+from ._core.keys import KEY_ENDINGS, Keys, PermitKind, check_slot, checked_prefix, keys_around, lock_keys, permit_keys
+from ._engine.watch_dialogue import microseconds
+from ._inspection.reading import TRANSIENT, listening_in, reading_of
+from ._inspection.views import HolderView, MarkView, NameView, Problem, WaiterView, check, compiled, exact
 from ._leases.implicit import CoordinatorLike, client_of, prefix_of
+from .errors import PermissionDenied, Unreachable
 
 __all__ = [
     "HolderView",
@@ -47,6 +40,9 @@ __all__ = [
     "inspect",
 ]
 
+_ESCAPED = re.compile(r"([*?\[\]\\])")
+_Connect: TypeAlias = Callable[..., Awaitable[CheckedOut]]
+"""Checks out a connection of a server; with ``fresh=True`` it opens one."""
 SECOND_LOOK = 0.1
 """Seconds after which a problem that may be just a moment is looked for again."""
 
@@ -55,7 +51,7 @@ def escape(name: str) -> str:
     """Return the pattern that only ``name`` matches, whatever characters it has."""
     if not isinstance(name, str):
         raise TypeError(f"name must be str, not {text_shown(name)}")
-    return literal(name)
+    return _ESCAPED.sub(r"\\\1", name)
 
 
 async def inspect(
@@ -114,7 +110,7 @@ async def inspect(
     servers = servers_of(source)
     found: list[NameView] = []
     name, timeout = exact(wanted), response_timeout_of(source, None)
-    async with reading(source):
+    async with _reading(source):
         if isinstance(servers, Cluster):
             if name is not None:
                 check_slot(name, before)
@@ -122,9 +118,9 @@ async def inspect(
         every = servers.clients()
         for one in every if name is None else [servers.client_of(*lock_keys(name, before).all)]:
             others = [partial(checkout, other, timeout) for other in every if other is not one]
-            look = _Look(shown, idle, partial(heard, others), isinstance(servers, Cluster))
+            look = _Look(shown, idle, partial(_heard, others), isinstance(servers, Cluster))
             async with (
-                opened(partial(checkout, one, timeout)) as server,
+                _opened(partial(checkout, one, timeout)) as server,
                 aclosing(_searched(server, wanted, before) if name is None else _named(name, before)) as search,
             ):
                 async for names in search:
@@ -142,13 +138,13 @@ async def _named(name: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], N
     yield [lock_keys(name, prefix), *(permit_keys(name, kind, prefix) for kind in get_args(PermitKind))]
 
 
-async def _searched(server: Server, pattern: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:
+async def _searched(server: _Server, pattern: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:
     matches, known = compiled(pattern).fullmatch, set[bytes]()
     while (names := await server.scan(pattern, prefix)) is not None:
         new = [keys for keys in names if keys.id not in known and matches(keys.name)]
         known.update(keys.id for keys in new)
-        for batch in batches(new):
-            yield batch
+        for first in range(0, len(new), BATCH):  # others use the server in between
+            yield new[first : first + BATCH]
 
 
 @dataclass(frozen=True)
@@ -161,7 +157,7 @@ class _Look:
     """Asks the other shards who listens: a process may hold a name of a shard to which it has not connected yet."""
     of_cluster: bool
 
-    async def at(self, server: Server, names: Sequence[Keys]) -> list[NameView]:
+    async def at(self, server: _Server, names: Sequence[Keys]) -> list[NameView]:
         """Return the views of ``names``. Read those again whose problems may last only a moment."""
         found = await self._read(server, names)
         unconfirmed = {keys: view for keys, view in found.items() if any(it.code in TRANSIENT for it in view.problems)}
@@ -180,7 +176,7 @@ class _Look:
                     found[keys] = view
         return list(found.values())
 
-    async def _read(self, server: Server, names: Sequence[Keys]) -> dict[Keys, NameView]:
+    async def _read(self, server: _Server, names: Sequence[Keys]) -> dict[Keys, NameView]:
         readings = [(keys, reading_of(keys, self.shown)) for keys in names]
         replies = await server.ask([it.first_asked(server.time) for _, it in readings])
         told = [
@@ -202,3 +198,124 @@ class _Look:
             keys: it.view(reply, server.address, listening) for (keys, it), reply in zip(told, replies, strict=True)
         }
         return {keys: view for keys, view in views.items() if self.idle or not view.idle}
+
+
+# -- One server, asked by plain commands that only read, over a connection of the caller's pool ----------------
+
+
+COUNT = 1000
+"""Keys that one SCAN looks at: less than a millisecond of the server's time."""
+BATCH = 250
+"""Names that are read in one round trip."""
+
+
+class _Server:
+    """A server whose names are read."""
+
+    def __init__(self, connection: CheckedOut) -> None:
+        self._connection = connection
+        self.address = connection.address
+        self.time = 0
+        """When it answered last, in microseconds by its own clock."""
+        self._cursor: bytes | None = b"0"
+
+    async def give_back(self) -> None:
+        """Give the connection back."""
+        await self._connection.give_back()
+
+    async def give_up(self) -> None:
+        """Close the connection after an error: it may be of no use any more."""
+        self._connection.in_step = False
+        await self._connection.give_back()
+
+    async def ask(self, questions: Sequence[Sequence[resp.Words]]) -> list[resp.Replies]:
+        """Send the commands of several names, and return the replies to each."""
+        words: list[resp.Words] = [(b"TIME",), *(words for commands in questions for words in commands)]
+        found = await self._connection.exchange([resp.pack(one) for one in words], raw=range(len(words)))
+        replies = iter(resp.with_own_errors(found))
+        self.time = microseconds(_checked(next(replies)))
+        return [[next(replies) for _ in commands] for commands in questions]
+
+    async def scan(self, pattern: bytes, prefix: bytes) -> list[Keys] | None:
+        """Return the names whose keys the next step of a SCAN finds, those of each once; None when it has ended."""
+        if self._cursor is None:
+            return None
+        match = b"%b*%b*%b" % (prefix, pattern, KEY_ENDINGS)
+        ((reply,),) = await self.ask([[(b"SCAN", self._cursor, b"MATCH", match, b"COUNT", COUNT)]])
+        cursor, keys = _checked(reply)
+        self._cursor = None if cursor == b"0" else cursor
+        return list(dict.fromkeys(found for key in keys if (found := keys_around(key, prefix)) is not None))
+
+    async def listening(self, channels: Iterable[bytes]) -> dict[bytes, bool]:
+        """Return of each channel whether anybody listens; nothing if the user may not ask that, or at a replica.
+
+        The processes of an application are connected to its primary, so that nobody listens here says nothing of them.
+        """
+        asked = sorted(set(channels))
+        if not asked:
+            return {}
+        ((reply,),) = await self.ask([[(b"PUBSUB", b"NUMSUB", *asked)]])
+        found = listening_in(reply)
+        return found if all(found.values()) or not await self._replica() else {}
+
+    async def _replica(self) -> bool:
+        """Return whether this server is known to be a replica."""
+        ((reply,),) = await self.ask([[(b"INFO", b"replication")]])
+        return isinstance(reply, bytes) and b"role:slave" in reply
+
+
+def _checked(reply: resp.Reply) -> resp.Reply:
+    if isinstance(reply, resp.ReplyError):
+        raise reply
+    return reply
+
+
+@asynccontextmanager
+async def _opened(connect: _Connect) -> AsyncIterator[_Server]:
+    """Use a connection, and give it back in the end; raise OUT_OF_REACH.
+
+    An idle connection may have been closed by a server that was restarted, so it is tried first. If it is of no use, a
+    new one is opened in its place.
+    """
+    server = _Server(await connect())
+    try:
+        await server.ask([])
+    except OUT_OF_REACH:
+        await server.give_up()
+        server = _Server(await connect(fresh=True))
+    except BaseException:
+        await server.give_up()
+        raise
+    try:
+        yield server
+    except BaseException:
+        await server.give_up()
+        raise
+    await server.give_back()
+
+
+async def _heard(servers: Iterable[_Connect], channels: set[bytes]) -> dict[bytes, bool]:
+    """Return of each channel whether anybody listens at one of ``servers``; only of those that all of them told."""
+    found = dict.fromkeys(channels, False)
+    for connect in servers:
+        try:
+            async with _opened(connect) as server:
+                here = await server.listening(found)
+        except OUT_OF_REACH:
+            here = {}
+        found = {channel: found[channel] or here[channel] for channel in here}
+    return found
+
+
+@asynccontextmanager
+async def _reading(client: RedisClient) -> AsyncIterator[None]:
+    """Turn what goes wrong while names are read into our errors."""
+    try:
+        yield
+    except (resp.ReplyError, *OUT_OF_REACH) as error:
+        refused = resp.answered(b"", error)
+        if refused is not None:
+            if refused.code == "NOPERM":
+                refused = PermissionDenied.of_inspection(str(resp.error_answer(error)))
+            raise refused from error
+        raise Unreachable.of_inspection(address_of(client), error) from error

@@ -1,72 +1,44 @@
 """One name: what is asked about it, in two rounds, and what the replies mean.
 
 The first round is for every name that a search finds, so it is short; it counts and lists. The second one is only for
-names that are held or waited for; it adds details of what the first one has listed. `over_link` reads each round at one
+names that are held or waited for; it adds details of what the first one has listed. `look` reads each round at one
 moment. `inspect` sends plain commands, whose replies are of moments that follow each other closely.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from .._client.checkout import OUT_OF_REACH, CheckedOut
 from .._client.cluster import Cluster, Topology
-from .._client.replies import (
-    Replies,
-    Reply,
-    ReplyError,
-    Words,
-    answered,
-    error_answer,
-    error_code,
-    pack,
-    refusal,
-    with_own_errors,
-)
-from .._client.settings import RedisClient, address_of
-from .._core.display import text
+from .._client.replies import Replies, Reply, ReplyError, Words, error_code, refusal, with_own_errors
+from .._core.display import not_a_lock, release_command, text
 from .._core.keys import (
     BEGINNING,
-    KEY_ENDINGS,
     NEVER_HELD,
     Keys,
     LockKeys,
+    Maker,
     PermitKeys,
     PermitKind,
     SlotState,
     is_done,
     is_forgotten,
-    keys_around,
+    label_of,
     mark_key,
     record_key,
     said_by,
 )
+from .._engine.snapshot import Ticket
 from .._engine.watch_dialogue import microseconds, not_ours, pairs
 from .._engine.watch_permits import permits_of, state_alone
-from .._scripts.constants import FREE_MS, PAUSED_LIMIT, WRITER_WEIGHT, stated_limit
+from .._scripts.constants import FREE_MS, PAUSED_LIMIT, POLLERS_TICKET, WRITER_WEIGHT, stated_limit
 from .._transport.call import not_understood
-from ..errors import PermissionDenied, SyncError, Unreachable
-from . import views as problems
-from .views import (
-    HolderView,
-    Kind,
-    Listening,
-    MarkView,
-    NameView,
-    Problem,
-    Queued,
-    WaiterView,
-    absent,
-    channels,
-    holder,
-    listening_in,
-    queued,
-    waiter,
-)
+from ..errors import SyncError
+from ..errors._base import page
+from .views import Access, HolderView, Kind, MarkView, NameView, Problem, ProblemCode, WaiterView
 
 TOMBSTONES = 16
 """Number of permits that are read beyond those shown."""
@@ -89,6 +61,161 @@ def kind_of(keys: Keys) -> Kind:
     if isinstance(keys, PermitKeys):
         return KINDS[keys.kind]
     return "robust" if keys.family == "robust" else "lock"
+
+
+# -- Problems of a name -----------------------------------------------------------------------------------------
+
+
+CLOCK = 1_000_000
+"""Microseconds by which a fence may be ahead of the server's clock: a range of fences, or many grants in a row."""
+
+TRANSIENT: frozenset[ProblemCode] = frozenset(
+    {"holder_disconnected", "queue_without_holder", "fence_lost", "permits_lost", "dead_waiters"}
+)
+"""Problems that may only be the moment between two reads: they are looked at twice."""
+
+
+MEANINGS: Mapping[ProblemCode, str] = {
+    "holder_disconnected": "process {pid} on {host} holds it without a ttl, and is not connected to the server: it has "
+    "ended, is cut off, or polls since the server refused it messages (polling_instead in its log). Look there; if it "
+    "has ended, nobody else will release the lock, so do: {command}",
+    "dead_waiters": "{number} of its waiters {verb} gone ({whose}): nobody listens for the grant. There is nothing to "
+    "do: the next release passes them over",
+    "queue_without_holder": "requests wait although it is free: {reason}",
+    "fence_lost": "its holder's token is one of this package, but the key that remembers its fence is gone or names "
+    "another grant: a memory limit evicted it, or another program wrote one of the two. Later fences are still "
+    "greater; set maxmemory-policy to noeviction",
+    "permits_lost": "one of its two keys is gone, so nobody is known to hold anything, and its holders lose their "
+    "leases at the next renewal: a memory limit evicted it, or another program deleted it. Set maxmemory-policy to "
+    "noeviction",
+    "over_limit": "{held} permits are held, and the limit is {limit}: it was lowered by a resize. Nothing is granted "
+    "until enough of them were released",
+    "broken": "a party ended while it waited, or abort() was called: the barrier is broken, so all parties that come "
+    "get BrokenBarrierError. Once all have got it, await AsyncBarrier(…).reset()",
+    "clock_behind": "its last fence is {ahead:.1f} seconds ahead of the server's clock: that clock was set back, or "
+    "the data came from a server whose clock is ahead. Fences go on rising; compare the clocks of the servers",
+    "wrong_type": "another program uses {keys} for something else, so requests fail with WrongKeyType. Give the lock "
+    "another name, or delete the key if nobody needs what is in it",
+    "unreadable": "the server refused to show {facts}: {answer}. Extend the rights of this user: {page}",
+}
+"""The meaning of each problem, and what to do; for a key without a ttl see `not_a_lock`."""
+FIRST_POLLS = "the first one polls and will take it at its next look"
+NOT_WOKEN = (
+    "its key was deleted by another program, or it expired. The waiters look again within their poll_cap (2.5 "
+    "seconds); if it stays so, no process that waits is running"
+)
+"""Reasons for a queue without a holder."""
+
+
+# -- Holders and waiters, read from tokens and tickets ----------------------------------------------------------
+
+
+Listening: TypeAlias = Mapping[bytes, bool]
+"""Of each channel whether anybody listens; without those that are not known."""
+
+FIRST_TIME = 10**15
+"""Microseconds; a score below it is a place in a queue, not the time when a ticket came."""
+
+
+class Queued(NamedTuple):
+    """A ticket in the queue, and what is known of it."""
+
+    member: bytes
+    ticket: Ticket
+    since: float | None  # server time in microseconds
+
+
+def _queued(members: Iterable[tuple[bytes, float]]) -> list[Queued]:
+    """Return the tickets among the members of a queue, which come with their scores."""
+    return [
+        Queued(member, ticket, score if score >= FIRST_TIME else None)
+        for member, score in members
+        if member != POLLERS_TICKET and (ticket := Ticket.parse(member)) is not None
+    ]
+
+
+def listening_in(reply: Reply) -> dict[bytes, bool]:
+    """Return of each channel in a reply to PUBSUB NUMSUB whether anybody listens; nothing if that was refused."""
+    if isinstance(reply, ReplyError):
+        return {}
+    numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return {channel: int(number) > 0 for channel, number in numbers}
+
+
+def _connected(maker: Maker, listening: Listening) -> bool | None:
+    """Return whether the process listens to its inbox of then, or has another one now; None if nothing tells."""
+    if maker.polls or maker.presence not in listening:
+        return None
+    return listening.get(maker.inbox, False) or listening[maker.presence]
+
+
+def _owner(
+    token: bytes, maker: Maker | None, foreign: bool = False
+) -> tuple[str, str | None, str, str | None, int | None]:
+    """Return the first fields of a view: the token, the identity, the label, the host and the pid."""
+    identity = text(token) if maker is None and not foreign else None
+    host, pid = (None, None) if maker is None else (maker.host, maker.pid)
+    return text(token), identity, label_of(token), host, pid
+
+
+def _waiter(
+    one: Queued, now: int, permits: int, polls_until: Reply, listening: Listening, polls_known: bool = True
+) -> WaiterView:
+    """Return what is known of a ticket.
+
+    ``permits``: the limit; 0: of a lock. ``polls_until``: the score in POLLS, which ``polls_known`` says may be read.
+    """
+    ticket, maker = one.ticket, Maker.of(one.ticket.token)
+    polls = not ticket.inbox
+    if not polls:
+        alive = listening.get(ticket.inbox)
+    else:
+        alive = polls_until is not None and float(polls_until) * 1000 > now if polls_known else None
+    return WaiterView(
+        *_owner(ticket.token, maker),
+        waited=None if one.since is None else max(0.0, (now - one.since) / 1e6),
+        weight=1 if permits == WRITER_WEIGHT else ticket.weight,
+        access=access(ticket.weight, permits),
+        polls=polls,
+        alive=alive,
+    )
+
+
+def holder(
+    token: bytes,
+    now: int,
+    fence: int | None,
+    remaining: float | None,
+    *,
+    listening: Listening,
+    foreign: bool = False,
+    weight: int = 1,
+    permits: int = 0,
+) -> HolderView:
+    """Return what is known of a holder. ``remaining``: seconds; ``permits``: the limit; 0: of a lock."""
+    maker = Maker.of(token)
+    side = access(weight, permits)
+    held_for = None if fence is None or side == "read" else max(0.0, (now - fence) / 1e6)
+    return HolderView(
+        *_owner(token, maker, foreign),
+        held_for=held_for,
+        remaining=remaining,
+        fence=fence,
+        weight=1 if side else weight,
+        access=side,
+        foreign=foreign,
+        connected=_connected(maker, listening) if maker else None,
+    )
+
+
+def access(weight: int, permits: int) -> Access | None:
+    """Return the side of a read/write lock that such a weight is on; None if it is none, by its limit."""
+    if permits != WRITER_WEIGHT:
+        return None
+    return "write" if weight == WRITER_WEIGHT else "read"
+
+
+# -- The replies about one name ----------------------------------------------------------------------------------
 
 
 class Reading(ABC):
@@ -167,20 +294,27 @@ class Reading(ABC):
         """Return whether these facts, which are in ``key``, are known. What is not readable is not missing."""
         return key not in self._wrong and not any(fact in self._refused for fact in facts)
 
+    def _makers(self) -> list[Maker]:
+        return [maker for maker in map(Maker.of, self._tokens()) if maker is not None]
+
     def channels(self) -> set[bytes]:
-        """Return what all processes in it listen to if they are connected."""
-        return channels(self._tokens(), self.tickets)
+        """Return the channels of all its processes, to which they listen if they are connected."""
+        found = {one.ticket.inbox for one in self.tickets if one.ticket.inbox}
+        return found.union(*({it.inbox, it.presence} for it in self._makers() if not it.polls))
 
     def absent(self, listening: Listening) -> set[bytes]:
         """Return the presences of the processes that hold it and are not connected to this server."""
-        return absent(self._tokens(), listening)
+        return {maker.presence for maker in self._makers() if _connected(maker, listening) is False}
+
+    def _add(self, code: ProblemCode, **facts: object) -> None:
+        self.problems.append(Problem(code, MEANINGS[code].format(**facts)))
 
     def _queue_asked(self) -> list[Words]:
         return [(b"ZCARD", self._queue), (b"ZRANGE", self._queue, 0, self.shown - 1, b"WITHSCORES")]
 
     def _take_queue(self, number: Reply, tickets: Reply) -> None:
         found = pairs(self._usable(tickets, self._queue, QUEUE, []))
-        self.tickets = queued(found)
+        self.tickets = _queued(found)
         self._queued = self._usable(number, self._queue, QUEUE, 0) - (len(found) - len(self.tickets))
 
     def _polled(self) -> list[Queued]:
@@ -197,18 +331,55 @@ class Reading(ABC):
         until = dict(zip([one.member for one in self._polled()], scores, strict=False))
         polls_known = bool(replies) and self._readable(self._polls, ALIVE)
         rest = [one for one in self.tickets if one.ticket.token not in holders]
-        found = [waiter(one, self._now, permits, until.get(one.member), listening, polls_known) for one in rest]
+        found = [_waiter(one, self._now, permits, until.get(one.member), listening, polls_known) for one in rest]
         if dead := [it for it in found if it.alive is False]:
-            self.problems.append(problems.dead_waiters(dead))
+            whose = ", ".join(sorted({f"{it.host}:{it.pid}" if it.host else repr(it.token) for it in dead})[:5])
+            self._add("dead_waiters", number=len(dead), verb="is" if len(dead) == 1 else "are", whose=whose)
         return found, max(len(found), self._queued - (len(self.tickets) - len(rest)))
 
-    def _judge_keys(self, fence: int | None) -> None:
+    def _judge_queue(self, waiters: list[WaiterView]) -> None:
+        """Note a queue with nobody ahead of it, unless all its waiters are dead."""
+        if any(it.alive is not False for it in waiters):
+            self._add("queue_without_holder", reason=FIRST_POLLS if waiters[0].polls else NOT_WOKEN)
+
+    def _judge_keys(self) -> None:
         if self._refused:
-            self.problems.append(problems.unreadable(self._refused))
+            *facts, last = self._refused
+            answer = next(iter(self._refused.values())).rstrip(".")
+            shown = f"{', '.join(facts)}{' and ' if facts else ''}{last}"
+            self._add("unreadable", facts=shown, answer=answer, page=page("operations/inspection", "rights"))
         if self._wrong:
-            self.problems.append(problems.wrong_type(self._wrong))
-        if fence is not None and fence - self._now > problems.CLOCK:
-            self.problems.append(problems.clock_behind((fence - self._now) / 1e6))
+            self._add("wrong_type", keys=", ".join(map(text, self._wrong)))
+        if self._fence is not None and self._fence - self._now > CLOCK:
+            self._add("clock_behind", ahead=(self._fence - self._now) / 1e6)
+
+    def _name_view(
+        self,
+        address: str,
+        holders: Sequence[HolderView],
+        waiters: Sequence[WaiterView],
+        held: int,
+        waiting: int,
+        limit: int | None,
+        known: bool,
+        mark: MarkView | None = None,
+    ) -> NameView:
+        """Judge the keys, and return the view. ``known``: whether the holders are readable."""
+        self._judge_keys()
+        return NameView(
+            name=text(self.name),
+            kind=self.kind,
+            server=address,
+            holders=tuple(holders),
+            waiters=tuple(waiters),
+            held=held,
+            waiting=waiting,
+            limit=limit,
+            available=max(0, limit - held) if known and limit is not None else None,
+            fence=self._fence,
+            problems=tuple(self.problems),
+            mark=mark,
+        )
 
 
 class LockReading(Reading):
@@ -275,7 +446,9 @@ class LockReading(Reading):
 
     def view(self, replies: Replies, address: str, listening: Listening) -> NameView:
         """See `Reading`."""
-        robust, mark = bool(replies) and isinstance(replies[0], bytes), None
+        mark = None
+        if replies and isinstance(replies[0], bytes):
+            self.kind = "robust"
         if self._mark_left != -2 and replies:
             mark, replies = self._mark_view(replies[1]), [replies[0], *replies[2:]]
         holders = () if self._holder is None else (self._holder_view(self._holder, listening),)
@@ -283,24 +456,9 @@ class LockReading(Reading):
         if holders and self._holder is not None:
             self._judge_holder(holders[0], self._holder)
         known = self._readable(self._key, HOLDERS)
-        if known and not holders and any(it.alive is not False for it in waiters):
-            self.problems.append(problems.queue_without_holder(waiters[0].polls))
-        self._judge_keys(self._fence)
-        held = len(holders)
-        return NameView(
-            text(self.name),
-            "robust" if robust else self.kind,
-            address,
-            holders,
-            tuple(waiters),
-            held,
-            waiting,
-            1,
-            1 - held if known else None,
-            self._fence,
-            tuple(self.problems),
-            mark,
-        )
+        if known and not holders:
+            self._judge_queue(waiters)
+        return self._name_view(address, holders, waiters, len(holders), waiting, 1, known, mark)
 
     def _holder_view(self, token: bytes, listening: Listening) -> HolderView:
         ours = token == self._granted != b""
@@ -312,11 +470,12 @@ class LockReading(Reading):
 
     def _judge_holder(self, one: HolderView, token: bytes) -> None:
         if one.foreign and one.host is not None:
-            self.problems.append(problems.fence_lost())
+            self._add("fence_lost")
         elif one.foreign and self._left == -1:
-            self.problems.append(problems.foreign_without_ttl(self._key, token))
+            self.problems.append(Problem("foreign_without_ttl", not_a_lock(self._key, token)))
         if self._left == -1 and one.connected is False:
-            self.problems.append(problems.holder_disconnected(self._key, token, one))
+            command = release_command(self._key, token)
+            self._add("holder_disconnected", pid=one.pid, host=one.host, command=command)
 
 
 class PermitReading(Reading):
@@ -371,9 +530,9 @@ class PermitReading(Reading):
         number = self._usable(number, self._permits, HOLDERS, 0)
         permits_gone = self._used and not number and self._readable(self._permits, HOLDERS)
         if permits_gone or (live and used is None and self._readable(self._state, STATE)):
-            self.problems.append(problems.permits_lost())
+            self._add("permits_lost")
         if self.kind == "barrier" and self._limit > 0:
-            self.problems.append(problems.broken())
+            self._add("broken")
         self._take_queue(*queue)
         self._found = bool(self._live)
         return self._active
@@ -409,29 +568,12 @@ class PermitReading(Reading):
         if held >= WRITER_WEIGHT:
             held = 1
         known = self._readable(self._permits, HOLDERS)
-        if (
-            known
-            and not (holders or self._gate or self._limit == PAUSED_LIMIT)
-            and any(it.alive is not False for it in waiters)
-        ):
-            self.problems.append(problems.queue_without_holder(waiters[0].polls))
+        if known and not (holders or self._gate or self._limit == PAUSED_LIMIT):
+            self._judge_queue(waiters)
         if not (shared or self._gate) and held > self._limit > 0:
-            self.problems.append(problems.over_limit(held, self._limit))
-        self._judge_keys(self._fence)
+            self._add("over_limit", held=held, limit=self._limit)
         limit = None if shared or self._gate else stated_limit(self._limit)
-        return NameView(
-            text(self.name),
-            self.kind,
-            address,
-            tuple(holders),
-            tuple(waiters),
-            held,
-            waiting,
-            limit,
-            None if limit is None or not known else max(0, limit - held),
-            self._fence,
-            tuple(self.problems),
-        )
+        return self._name_view(address, holders, waiters, held, waiting, limit, known)
 
 
 def reading_of(keys: Keys, shown: int, more: int = TOMBSTONES) -> Reading:
@@ -503,136 +645,3 @@ def brief_view(reading: Reading, reply: Reply) -> NameView | None:
     time, *replies = with_own_errors(reply)
     reading.first(replies, microseconds(time))
     return None if reading.refused is not None else reading.view([], "", {})
-
-
-# -- One server, asked by plain commands that only read, over a connection of the caller's pool ----------------
-
-
-COUNT = 1000
-"""Keys that one SCAN looks at: less than a millisecond of the server's time."""
-BATCH = 250
-"""Names that are read in one round trip."""
-
-
-class CheckOut(Protocol):
-    """Checks out a connection; with ``fresh`` it opens one."""
-
-    async def __call__(self, *, fresh: bool = False) -> CheckedOut: ...
-
-
-class Server:
-    """A server whose names are read."""
-
-    def __init__(self, connection: CheckedOut) -> None:
-        self._connection = connection
-        self.address = connection.address
-        self.time = 0
-        """When it answered last, in microseconds by its own clock."""
-        self._cursor: bytes | None = b"0"
-
-    async def give_back(self) -> None:
-        """Give the connection back."""
-        await self._connection.give_back()
-
-    async def give_up(self) -> None:
-        """Close the connection after an error: it may be of no use any more."""
-        self._connection.in_step = False
-        await self._connection.give_back()
-
-    async def ask(self, questions: Sequence[Sequence[Words]]) -> list[Replies]:
-        """Send the commands of several names, and return the replies to each."""
-        words: list[Words] = [(b"TIME",), *(words for commands in questions for words in commands)]
-        found = await self._connection.exchange([pack(one) for one in words], raw=range(len(words)))
-        replies = iter(with_own_errors(found))
-        self.time = microseconds(_checked(next(replies)))
-        return [[next(replies) for _ in commands] for commands in questions]
-
-    async def scan(self, pattern: bytes, prefix: bytes) -> list[Keys] | None:
-        """Return the names whose keys the next step of a SCAN finds, those of each once; None when it has ended."""
-        if self._cursor is None:
-            return None
-        match = b"%b*%b*%b" % (prefix, pattern, KEY_ENDINGS)
-        ((reply,),) = await self.ask([[(b"SCAN", self._cursor, b"MATCH", match, b"COUNT", COUNT)]])
-        cursor, keys = _checked(reply)
-        self._cursor = None if cursor == b"0" else cursor
-        return list(dict.fromkeys(found for key in keys if (found := keys_around(key, prefix)) is not None))
-
-    async def listening(self, channels: Iterable[bytes]) -> dict[bytes, bool]:
-        """Return of each channel whether anybody listens; nothing if the user may not ask that, or at a replica.
-
-        The processes of an application are connected to its primary, so that nobody listens here says nothing of them.
-        """
-        asked = sorted(set(channels))
-        if not asked:
-            return {}
-        ((reply,),) = await self.ask([[(b"PUBSUB", b"NUMSUB", *asked)]])
-        found = listening_in(reply)
-        return found if all(found.values()) or not await self._replica() else {}
-
-    async def _replica(self) -> bool:
-        """Return whether this server is known to be a replica."""
-        ((reply,),) = await self.ask([[(b"INFO", b"replication")]])
-        return isinstance(reply, bytes) and b"role:slave" in reply
-
-
-def _checked(reply: Reply) -> Reply:
-    if isinstance(reply, ReplyError):
-        raise reply
-    return reply
-
-
-@asynccontextmanager
-async def opened(check_out: CheckOut) -> AsyncIterator[Server]:
-    """Use a connection, and give it back in the end; raise OUT_OF_REACH.
-
-    An idle connection may have been closed by a server that was restarted, so it is tried first. If it is of no use, a
-    new one is opened in its place.
-    """
-    server = Server(await check_out())
-    try:
-        await server.ask([])
-    except OUT_OF_REACH:
-        await server.give_up()
-        server = Server(await check_out(fresh=True))
-    except BaseException:
-        await server.give_up()
-        raise
-    try:
-        yield server
-    except BaseException:
-        await server.give_up()
-        raise
-    await server.give_back()
-
-
-async def heard(servers: Iterable[CheckOut], channels: set[bytes]) -> dict[bytes, bool]:
-    """Return of each channel whether anybody listens at one of ``servers``; only of those that all of them told."""
-    found = dict.fromkeys(channels, False)
-    for check_out in servers:
-        try:
-            async with opened(check_out) as server:
-                here = await server.listening(found)
-        except OUT_OF_REACH:
-            here = {}
-        found = {channel: found[channel] or here[channel] for channel in here}
-    return found
-
-
-@asynccontextmanager
-async def reading(client: RedisClient) -> AsyncIterator[None]:
-    """Turn what goes wrong while names are read into our errors."""
-    try:
-        yield
-    except (ReplyError, *OUT_OF_REACH) as error:
-        refused = answered(b"", error)
-        if refused is not None:
-            if refused.code == "NOPERM":
-                refused = PermissionDenied.of_inspection(str(error_answer(error)))
-            raise refused from error
-        raise Unreachable.of_inspection(address_of(client), error) from error
-
-
-def batches(names: Sequence[Keys]) -> Iterator[Sequence[Keys]]:
-    """Iterate over ``names``, so many at a time that others can use the server in between."""
-    for first in range(0, len(names), BATCH):
-        yield names[first : first + BATCH]

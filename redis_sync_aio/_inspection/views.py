@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
-from .._client.replies import Reply, ReplyError
-from .._core.display import not_a_lock, release_command, shown, text
-from .._core.keys import Maker, SlotState, label_of
-from .._engine.snapshot import Ticket
-from .._scripts.constants import POLLERS_TICKET, WRITER_WEIGHT
-from ..errors._base import page
+from .._core.display import shown, text
+from .._core.keys import SlotState
 
 Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write", "event", "latch", "barrier"]
 """The kind of a name, as its keys on the server show."""
@@ -182,247 +177,6 @@ class NameView:
         return not (self.held or self.holders or self.waiting or self.problems)
 
 
-# -- Problems of a name, each in a sentence that says what it means and what to do -----------------------------
-
-
-CLOCK = 1_000_000
-"""Microseconds by which a fence may be ahead of the server's clock: a range of fences, or many grants in a row."""
-
-TRANSIENT: frozenset[ProblemCode] = frozenset(
-    {"holder_disconnected", "queue_without_holder", "fence_lost", "permits_lost", "dead_waiters"}
-)
-"""Problems that may only be the moment between two reads: they are looked at twice."""
-
-
-def foreign_without_ttl(key: bytes, value: bytes) -> Problem:
-    """Describe a key with a value of another program that will not end."""
-    return Problem("foreign_without_ttl", not_a_lock(key, value))
-
-
-def holder_disconnected(key: bytes, token: bytes, holder: HolderView) -> Problem:
-    """Describe a lock without a ttl whose process is not connected."""
-    return Problem(
-        "holder_disconnected",
-        f"process {holder.pid} on {holder.host} holds it without a ttl, and is not connected to the server: it has "
-        "ended, is cut off, or polls since the server refused it messages (polling_instead in its log). Look there; if "
-        f"it has ended, nobody else will release the lock, so do: {release_command(key, token)}",
-    )
-
-
-def dead_waiters(waiters: list[WaiterView]) -> Problem:
-    """Describe tickets of processes that are not there any more."""
-    number = len(waiters)
-    whose = ", ".join(sorted({f"{it.host}:{it.pid}" if it.host else repr(it.token) for it in waiters})[:5])
-    return Problem(
-        "dead_waiters",
-        f"{number} of its waiters {'is' if number == 1 else 'are'} gone ({whose}): nobody listens for the grant. "
-        "There is nothing to do: the next release passes them over",
-    )
-
-
-def queue_without_holder(polled: bool) -> Problem:
-    """Describe a queue that nobody is ahead of."""
-    return Problem(
-        "queue_without_holder",
-        "requests wait although it is free: "
-        + (
-            "the first one polls and will take it at its next look"
-            if polled
-            else "its key was deleted by another program, or it expired. The waiters look again within their poll_cap "
-            "(2.5 seconds); if it stays so, no process that waits is running"
-        ),
-    )
-
-
-def fence_lost() -> Problem:
-    """Describe a lock of ours whose fence key is gone."""
-    return Problem(
-        "fence_lost",
-        "its holder's token is one of this package, but the key that remembers its fence is gone or names another "
-        "grant: a memory limit evicted it, or another program wrote one of the two. Later fences are still greater; "
-        "set maxmemory-policy to noeviction",
-    )
-
-
-def permits_lost() -> Problem:
-    """Describe permits of which one key is gone."""
-    return Problem(
-        "permits_lost",
-        "one of its two keys is gone, so nobody is known to hold anything, and its holders lose their leases at "
-        "the next renewal: a memory limit evicted it, or another program deleted it. Set maxmemory-policy "
-        "to noeviction",
-    )
-
-
-def over_limit(held: int, limit: int) -> Problem:
-    """Describe permits of which more are held than there are."""
-    return Problem(
-        "over_limit",
-        f"{held} permits are held, and the limit is {limit}: it was lowered by a resize. Nothing is granted until "
-        "enough of them were released",
-    )
-
-
-def broken() -> Problem:
-    """Describe a barrier that was broken, and not reset."""
-    return Problem(
-        "broken",
-        "a party ended while it waited, or abort() was called: the barrier is broken, so all parties that come get "
-        "BrokenBarrierError. Once all have got it, await AsyncBarrier(…).reset()",
-    )
-
-
-def clock_behind(ahead: float) -> Problem:
-    """Describe a fence from the future."""
-    return Problem(
-        "clock_behind",
-        f"its last fence is {ahead:.1f} seconds ahead of the server's clock: that clock was set back, or the data came "
-        "from a server whose clock is ahead. Fences go on rising; compare the clocks of the servers",
-    )
-
-
-def wrong_type(keys: list[bytes]) -> Problem:
-    """Describe keys that are no lock's."""
-    return Problem(
-        "wrong_type",
-        f"another program uses {', '.join(map(text, keys))} for something else, so requests fail with WrongKeyType. "
-        "Give the lock another name, or delete the key if nobody needs what is in it",
-    )
-
-
-def unreadable(refused: Mapping[str, str]) -> Problem:
-    """Describe a name of which the user may not read these facts, with the answers of the server."""
-    *facts, last = refused
-    answer = next(iter(refused.values())).rstrip(".")
-    return Problem(
-        "unreadable",
-        f"the server refused to show {', '.join(facts)}{' and ' if facts else ''}{last}: {answer}. "
-        f"Extend the rights of this user: {page('operations/inspection', 'rights')}",
-    )
-
-
-# -- Holders and waiters, as tokens and tickets tell of them ---------------------------------------------------
-
-
-Listening: TypeAlias = Mapping[bytes, bool]
-"""Of each channel whether anybody listens; without those that are not known."""
-
-FIRST_TIME = 10**15
-"""Microseconds; a score below it is a place in a queue, not the time when a ticket came."""
-
-
-class Queued(NamedTuple):
-    """A ticket in the queue, and what is known of it."""
-
-    member: bytes
-    ticket: Ticket
-    since: float | None  # server time in microseconds
-
-
-def queued(members: Iterable[tuple[bytes, float]]) -> list[Queued]:
-    """Return the tickets among the members of a queue, which come with their scores."""
-    return [
-        Queued(member, ticket, score if score >= FIRST_TIME else None)
-        for member, score in members
-        if member != POLLERS_TICKET and (ticket := Ticket.parse(member)) is not None
-    ]
-
-
-def channels(tokens: Iterable[bytes], tickets: Iterable[Queued]) -> set[bytes]:
-    """Return what the processes that hold and wait listen to if they are connected."""
-    found = {one.ticket.inbox for one in tickets if one.ticket.inbox}
-    for maker in map(Maker.of, tokens):
-        if maker is not None and not maker.polls:
-            found |= {maker.inbox, maker.presence}
-    return found
-
-
-def listening_in(reply: Reply) -> dict[bytes, bool]:
-    """Return of each channel in a reply to PUBSUB NUMSUB whether anybody listens; nothing if that was refused."""
-    if isinstance(reply, ReplyError):
-        return {}
-    numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    return {channel: int(number) > 0 for channel, number in numbers}
-
-
-def absent(tokens: Iterable[bytes], listening: Listening) -> set[bytes]:
-    """Return the presences of the processes that hold and are not connected to this server."""
-    makers = [maker for token in tokens if (maker := Maker.of(token)) is not None]
-    return {maker.presence for maker in makers if _connected(maker, listening) is False}
-
-
-def _connected(maker: Maker, listening: Listening) -> bool | None:
-    """Return whether the process listens to its inbox of then, or has another one now; None if nothing tells."""
-    if maker.polls or maker.presence not in listening:
-        return None
-    return listening.get(maker.inbox, False) or listening[maker.presence]
-
-
-def waiter(
-    one: Queued, now: int, permits: int, polls_until: Reply, listening: Listening, polls_known: bool = True
-) -> WaiterView:
-    """Return what is known of a ticket.
-
-    ``permits``: the limit; 0: of a lock. ``polls_until``: the score in POLLS, which ``polls_known`` says may be read.
-    """
-    ticket, maker = one.ticket, Maker.of(one.ticket.token)
-    polls = not ticket.inbox
-    if not polls:
-        alive = listening.get(ticket.inbox)
-    else:
-        alive = polls_until is not None and float(polls_until) * 1000 > now if polls_known else None
-    return WaiterView(
-        token=text(ticket.token),
-        identity=text(ticket.token) if maker is None else None,
-        label=label_of(ticket.token),
-        host=maker.host if maker else None,
-        pid=maker.pid if maker else None,
-        waited=None if one.since is None else max(0.0, (now - one.since) / 1e6),
-        weight=1 if permits == WRITER_WEIGHT else ticket.weight,
-        access=access(ticket.weight, permits),
-        polls=polls,
-        alive=alive,
-    )
-
-
-def holder(
-    token: bytes,
-    now: int,
-    fence: int | None,
-    remaining: float | None,
-    *,
-    listening: Listening,
-    foreign: bool = False,
-    weight: int = 1,
-    permits: int = 0,
-) -> HolderView:
-    """Return what is known of a holder. ``remaining``: seconds; ``permits``: the limit; 0: of a lock."""
-    maker = Maker.of(token)
-    side = access(weight, permits)
-    held_for = None if fence is None or side == "read" else max(0.0, (now - fence) / 1e6)
-    return HolderView(
-        token=text(token),
-        identity=text(token) if maker is None and not foreign else None,
-        label=label_of(token),
-        host=maker.host if maker else None,
-        pid=maker.pid if maker else None,
-        held_for=held_for,
-        remaining=remaining,
-        fence=fence,
-        weight=1 if side else weight,
-        access=side,
-        foreign=foreign,
-        connected=_connected(maker, listening) if maker else None,
-    )
-
-
-def access(weight: int, permits: int) -> Access | None:
-    """Return the side of a read/write lock that such a weight is on; None if it is none, by its limit."""
-    if permits != WRITER_WEIGHT:
-        return None
-    return "write" if weight == WRITER_WEIGHT else "read"
-
-
 # -- Patterns for names, as Redis has them for keys: ``*``, ``?``, ``[abc]``, ``[^a]``, ``[a-z]``, and a backslash
 
 
@@ -432,7 +186,6 @@ _PARTS = re.compile(rb"(\*+)|(\?)|\[(\^?)((?:\\.|[^\]\\])*)\]?|\\(.)|(.)", re.DO
 ANYTHING = b"any-name"
 """The text that a star stands for in a sample. No other pattern is likely to match it."""
 _TRIED = [*b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", *range(256)]
-_ESCAPED = re.compile(r"([*?\[\]\\])")
 _IN_CLASS = re.compile(rb"\\(.)|([^\\])-([^\\])|([^\\])", re.DOTALL)
 
 
@@ -448,20 +201,10 @@ def check(pattern: bytes) -> None:
     )
 
 
-def literal(name: str) -> str:
-    """Return the pattern that matches ``name`` alone."""
-    return _ESCAPED.sub(r"\\\1", name)
-
-
 def exact(pattern: bytes) -> bytes | None:
     """Return the only name that ``pattern`` matches; None if it may match others."""
-    found = b""
-    for part in _PARTS.finditer(pattern):
-        literal = part[5] or part[6]
-        if literal is None:
-            return None
-        found += literal
-    return found
+    literals = [part[5] or part[6] for part in _PARTS.finditer(pattern)]
+    return None if None in literals else b"".join(literals)
 
 
 def sample(pattern: bytes) -> bytes | None:

@@ -11,8 +11,8 @@ from .._client.settings import address_of
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Maker, PermitKeys, label_of
-from .._inspection.reading import kind_of
-from .._inspection.views import HolderView, NameView, WaiterView, access, holder
+from .._inspection.reading import access, holder, kind_of
+from .._inspection.views import HolderView, NameView, WaiterView
 from .._scripts.constants import WRITER_WEIGHT
 from .grant import Grant
 from .hub import Hub
