@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakMethod, WeakValueDictionary, ref
 
@@ -150,9 +150,15 @@ class ClusterNodes:
 
     async def ask(self, node: Address) -> list[Range]:
         """Return the ranges of slots as ``node`` knows them."""
-        async with self.connected(node) as connection:
+        pool: Any = ConnectionPool(**self._options | {"shard": None, "host": node.host, "port": node.port})
+        connection = pool.make_connection()
+        try:
+            with opening(connection):
+                await bared(connection.connect())
             write(connection, pack((b"CLUSTER", b"SLOTS")))
             answer = await connection.read_response(disable_decoding=True, timeout=float("inf"))
+        finally:
+            await connection.disconnect(nowait=True)
         return await self._read(node, answer)
 
     async def _read(self, node: Address, answer: Any) -> list[Range]:
@@ -173,19 +179,6 @@ class ClusterNodes:
                 await asyncio.sleep(0)
         self._answer = node, answer, ranges
         return ranges
-
-    @asynccontextmanager
-    async def connected(self, node: Address) -> AsyncIterator[Any]:
-        """Open a connection of redis-py to ``node``, whatever its role is; raise as redis-py does."""
-        options = self._options | {"shard": None, "host": node.host, "port": node.port}
-        pool: Any = ConnectionPool(**options)
-        connection = pool.make_connection()
-        try:
-            with opening(connection):
-                await bared(connection.connect())
-            yield connection
-        finally:
-            await connection.disconnect(nowait=True)
 
     def _remapped(self, host: str, port: int) -> Address:
         client = self._client()
