@@ -5,16 +5,16 @@ See `watch` for what a dialogue is. Nothing here distinguishes locks from permit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from .._client.replies import Argument, Reply, ReplyError, Words, error_code, unpack
 from .._core.display import text
 from .._scripts.constants import NOT_OURS, QUEUE_TTL_MS
 from .._transport.executor import CONFLICT, Dialogue, LocalInbox
-from .snapshot import Message
+from .snapshot import LockSnapshot, Message, PermitSnapshot
 
 WINDOW = 16
 """Tickets at the head of a queue that are read first. If a decision reaches the last of them, more are read."""
@@ -43,15 +43,7 @@ class WritePlan:
     """Whether this is only a part of the decision, without a reply: once it is written the rest is decided."""
 
 
-class Queues(Protocol):
-    """The part of a snapshot that is about waiters."""
-
-    @property
-    def now(self) -> int: ...
-    @property
-    def queue(self) -> tuple[bytes, ...]: ...
-    @property
-    def polls(self) -> Mapping[bytes, int]: ...
+Snapshot: TypeAlias = LockSnapshot | PermitSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +57,11 @@ class QueueView:
     own: bytes  # the caller's ticket; at the end of the snapshot's queue if it is among the tickets behind
     former: int | None = None  # the place that it had, if the request is repeated
 
-    def ended(self, before: Queues, after: Queues) -> bool:
+    def ended(self, before: Snapshot, after: Snapshot) -> bool:
         """Return whether a decision reached the last ticket that was read, and there are more."""
         return self.more and sum(member in after.queue for member in before.queue if member != self.own) < 2
 
-    def writes(self, before: Queues, after: Queues, ahead: bytes = b"") -> list[Words]:
+    def writes(self, before: Snapshot, after: Snapshot, ahead: bytes = b"") -> list[Words]:
         """Return the commands that bring the queue to the state ``after``; ``ahead``: a ticket before all others.
 
         The place of any other ticket is the time of its arrival.

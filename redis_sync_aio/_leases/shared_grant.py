@@ -328,7 +328,18 @@ class TaskGrant(Grant):
         await super().release()
 
 
-# -- The manager of task grants: it extends, releases and forgets the parts that tasks hold of process grants --
+# -- The grants of a cohort: how they are handed on, rest, and are given back. See `cohort` --------------------
+
+
+UNKNOWN_LIMIT = 16
+"""Permits that are requested together when only the server knows the limit; granted ones do not count."""
+
+FEW = 64
+"""Most shares that are searched for those of a task. To list them by task costs each grant in the process 10 %."""
+
+Awaited: TypeAlias = asyncio.Future[TaskGrant | None]
+Waiting: TypeAlias = tuple[Awaited, Request, int]
+"""A task in the line: its future, its request, and the number of pending grants when it came."""
 
 
 class LastShare:
@@ -353,10 +364,13 @@ class LastShare:
             lease.release_ended(error)
 
 
-class TaskGrantManager(ABC):
-    """A `LeaseManager` (see `_leases.grant`) of task grants, on top of that of process grants."""
+class Holdings(ABC):
+    """The process grants of a cohort, and the `LeaseManager` (see `_leases.grant`) of the parts that tasks hold.
 
-    def __init__(self, resource: Resource) -> None:
+    Invariant: no task is in ``line`` while a grant rests, except for the rest of a turn in which it was taken often.
+    """
+
+    def __init__(self, resource: Resource, request: Request) -> None:
         hub = resource.hub
         self.resource = resource
         self.hub = hub
@@ -366,107 +380,6 @@ class TaskGrantManager(ABC):
         self.settings = hub.manager.settings
         self.listed = False
         """Whether the parts are indexed by the task that acquired them."""
-
-    @abstractmethod
-    def passed_on(self, lease: TaskGrant) -> bool:
-        """End ``lease`` without a command if possible; else change nothing, and return False."""
-
-    @abstractmethod
-    def part_with(self, grant: ProcessGrant) -> None:
-        """Stop handing ``grant`` on."""
-
-    @abstractmethod
-    def give_back(self, grant: ProcessGrant) -> None:
-        """Give ``grant`` back to the server."""
-
-    def check_context(self) -> None:
-        """Raise WrongContext in another event loop, or after a fork."""
-        self.hub.manager.check_context()
-
-    def stalled_since(self, time: float) -> float:
-        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
-        return self.hub.manager.stalled_since(time)
-
-    def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server that has ``keys`` answers; ``stalled``: or silence could not be noticed."""
-        return self.hub.manager.answering(keys, stalled)
-
-    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
-        """Return the grant that ``lease`` is a part of."""
-        assert isinstance(lease, TaskGrant)
-        return (lease.process_grant,)
-
-    async def extend(self, lease: Grant, ttl: int) -> None:
-        """Renew the grant now with another ttl, and let ``lease`` end then if it is not renewed."""
-        assert isinstance(lease, TaskGrant)
-        await self.hub.manager.renewals.extend(lease.process_grant, ttl)
-        lease.extended(ttl)
-
-    def release(self, lease: Grant) -> None:
-        """End ``lease``, with a command unless another task gets the grant."""
-        assert isinstance(lease, TaskGrant)
-        grant = lease.process_grant
-        if self.thread and self.passed_on(lease):
-            lease.release_ended(None)
-            return
-        grant.shares.remove(lease)
-        lease.leave()
-        if grant.shares:
-            lease.release_ended(None)
-            return
-        grant.releasers = [*(grant.releasers or ()), LastShare(lease)]
-        self.give_back(grant)
-
-    def let_go(self, lease: Grant) -> None:
-        """Let ``lease`` go, which is forgotten. No other task gets its grant, which ends with its last part."""
-        assert isinstance(lease, TaskGrant)
-        grant = lease.process_grant
-        self.part_with(grant)
-        grant.shares.remove(lease)
-        lease.state = LeaseState.RELEASED
-        lease.leave()
-        lease.notify_ended()
-        if not grant.shares:
-            grant.auto_renew, grant.renew_at = False, grant.deadline
-
-    def forget(self, lease: Grant) -> None:
-        """Forget ``lease``, which is lost. If it ended by itself, the grant is not handed on: its task may write."""
-        assert isinstance(lease, TaskGrant)
-        grant = lease.process_grant
-        lease.leave()
-        if lease not in grant.shares:
-            return  # the grant is lost
-        grant.shares.remove(lease)
-        if now() >= grant.deadline:
-            grant.lose("expired")
-        elif grant.shares:
-            self.part_with(grant)
-        else:
-            self.give_back(grant)
-
-
-# -- The process grants of a cohort: how they are handed on, rest, and are given back. See `cohort` ------------
-
-
-UNKNOWN_LIMIT = 16
-"""Permits that are requested together when only the server knows the limit; granted ones do not count."""
-
-FEW = 64
-"""Most shares that are searched for those of a task. To list them by task costs each grant in the process 10 %."""
-
-Awaited: TypeAlias = asyncio.Future[TaskGrant | None]
-Waiting: TypeAlias = tuple[Awaited, Request, int]
-"""A task in the line: its future, its request, and the number of pending grants when it came."""
-
-
-class Holdings(TaskGrantManager):
-    """The process grants of a cohort.
-
-    Invariant: no task is in ``line`` while a grant rests, except for the rest of a turn in which it was taken often.
-    """
-
-    def __init__(self, resource: Resource, request: Request) -> None:
-        super().__init__(resource)
         self.line: deque[Waiting] = deque()
         self.grants: dict[ProcessGrant, None] = {}  # the oldest first
         self.resting: dict[ProcessGrant, None] = {}
@@ -636,3 +549,70 @@ class Holdings(TaskGrantManager):
         for share in shares:
             share.lose(grant.reason or "expired")
         self._ask()
+
+    # -- the parts: how they are extended, released and forgotten --------------------------------------
+
+    def check_context(self) -> None:
+        """Raise WrongContext in another event loop, or after a fork."""
+        self.hub.manager.check_context()
+
+    def stalled_since(self, time: float) -> float:
+        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        return self.hub.manager.stalled_since(time)
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` answers; ``stalled``: or silence could not be noticed."""
+        return self.hub.manager.answering(keys, stalled)
+
+    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
+        """Return the grant that ``lease`` is a part of."""
+        assert isinstance(lease, TaskGrant)
+        return (lease.process_grant,)
+
+    async def extend(self, lease: Grant, ttl: int) -> None:
+        """Renew the grant now with another ttl, and let ``lease`` end then if it is not renewed."""
+        assert isinstance(lease, TaskGrant)
+        await self.hub.manager.renewals.extend(lease.process_grant, ttl)
+        lease.extended(ttl)
+
+    def release(self, lease: Grant) -> None:
+        """End ``lease``, with a command unless another task gets the grant."""
+        assert isinstance(lease, TaskGrant)
+        grant = lease.process_grant
+        if self.thread and self.passed_on(lease):
+            lease.release_ended(None)
+            return
+        grant.shares.remove(lease)
+        lease.leave()
+        if grant.shares:
+            lease.release_ended(None)
+            return
+        grant.releasers = [*(grant.releasers or ()), LastShare(lease)]
+        self.give_back(grant)
+
+    def let_go(self, lease: Grant) -> None:
+        """Let ``lease`` go, which is forgotten. No other task gets its grant, which ends with its last part."""
+        assert isinstance(lease, TaskGrant)
+        grant = lease.process_grant
+        self.part_with(grant)
+        grant.shares.remove(lease)
+        lease.state = LeaseState.RELEASED
+        lease.leave()
+        lease.notify_ended()
+        if not grant.shares:
+            grant.auto_renew, grant.renew_at = False, grant.deadline
+
+    def forget(self, lease: Grant) -> None:
+        """Forget ``lease``, which is lost. If it ended by itself, the grant is not handed on: its task may write."""
+        assert isinstance(lease, TaskGrant)
+        grant = lease.process_grant
+        lease.leave()
+        if lease not in grant.shares:
+            return  # the grant is lost
+        grant.shares.remove(lease)
+        if now() >= grant.deadline:
+            grant.lose("expired")
+        elif grant.shares:
+            self.part_with(grant)
+        else:
+            self.give_back(grant)

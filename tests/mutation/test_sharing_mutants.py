@@ -12,7 +12,7 @@ import pytest
 from redis_sync_aio._leases.cohort import Cohort
 from redis_sync_aio._leases.hub import LinkEvents
 from redis_sync_aio._leases.manager import GrantManager
-from redis_sync_aio._leases.shared_grant import Holdings, ProcessGrant, TaskGrant, TaskGrantManager
+from redis_sync_aio._leases.shared_grant import Holdings, ProcessGrant, TaskGrant
 from redis_sync_aio._primitives.base import Primitive
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -24,7 +24,7 @@ MUTANTS: Mapping[str, Mutant] = {
     # P1 exclusion
     "handed on after the deadline": Mutant(Holdings, "_may_go_on", "time >= grant.deadline", "False"),
     "an ended lease hands on": Mutant(Holdings, "passed_on", "if time >= lease.deadline:", "if False:"),
-    "who overstays hands it on": Mutant(TaskGrantManager, "forget", "self.give_back(grant)", "self._hand_on(grant)"),
+    "who overstays hands it on": Mutant(Holdings, "forget", "self.give_back(grant)", "self._hand_on(grant)"),
     "a loss hands on": Mutant(Holdings, "lost", "self._ask()", "self._hand_on(grant)"),
     "a loss is not told": Mutant(Holdings, "lost", 'share.lose(grant.reason or "expired")'),
     "handed to two": Mutant(Cohort, "_hand_on", "if not self._together:", "if False:"),
