@@ -24,6 +24,7 @@ from types import TracebackType, UnionType
 from typing import (
     Any,
     Literal,
+    NamedTuple,
     NoReturn,
     ParamSpec,
     Protocol,
@@ -57,7 +58,7 @@ from ._core.keys import (
 from ._core.name_templates import DAY, SlotName, check_template, escaped, names_from, text_of, without_fields
 from ._core.redis_py_words import explains_words_of_redis_py
 from ._leases.hold import leave_unentered
-from ._leases.implicit import CoordinatorLike, hub_of, keys_of
+from ._leases.implicit import CoordinatorLike, keys_of
 from ._leases.lease import Lease
 from ._primitives.lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
 from ._primitives.mark import Mark
@@ -135,11 +136,8 @@ def once(
                 await report(fence=lease.fence)
         ```
     """
-    ms, limit = _checked_options(keep, on_crash, ttl, timeout), timeout_seconds(timeout)
-    whole = slot_name(name, slot)
-    lock = AsyncLock(client, whole, ttl=ttl)
-    run = _Run(client, lock, Mark(client, lock._keys, ms), on_crash, limit)
-    return _Once(name, run)
+    options = _checked(keep, on_crash, get_args(OnCrash), ttl, timeout)
+    return _Once(name, _Run(client, slot_name(name, slot), options))
 
 
 def slot_name(name: str, slot: object) -> str:
@@ -153,12 +151,30 @@ def slot_name(name: str, slot: object) -> str:
     return f"{name}:{escaped(text)}" if text else name
 
 
-def _checked_options(keep: Seconds, on_crash: OnCrash, ttl: Seconds, timeout: Seconds | None) -> int:
-    """Return ``keep`` in milliseconds; raise TypeError or ValueError for a bad argument of `once`."""
-    one_of(on_crash, get_args(OnCrash), "on_crash")
+class _Options(NamedTuple):
+    """The checked options of work that is done once."""
+
+    keep_ms: int
+    on_crash: str
+    ttl: Seconds
+    timeout: float | None
+
+
+def _checked(keep: Seconds, on_crash: str, choices: tuple[str, ...], ttl: Seconds, timeout: Seconds | None) -> _Options:
+    """Return the options; raise TypeError or ValueError for a bad one."""
+    one_of(on_crash, choices, "on_crash")
     ttl_ms(ttl)
-    timeout_seconds(timeout)
-    return ttl_ms(keep, "keep")
+    return _Options(ttl_ms(keep, "keep"), on_crash, ttl, timeout_seconds(timeout))
+
+
+class _Work:
+    """One call of work that is done once: its lock, and the mark next to it."""
+
+    def __init__(self, client: Client | CoordinatorLike, name: str, options: _Options, pattern: str = "") -> None:
+        self._lock = AsyncLock(client, name, ttl=options.ttl)
+        self._lock._pattern = pattern
+        self._mark = Mark(client, self._lock._keys, options.keep_ms)
+        self._options = options
 
 
 class _Once(AbstractAsyncContextManager["Lease | None"]):
@@ -190,24 +206,12 @@ class _Once(AbstractAsyncContextManager["Lease | None"]):
         )
 
 
-class _Run:
+class _Run(_Work):
     """One entry into a slot: it runs the body, or is skipped."""
 
-    def __init__(
-        self,
-        client: Client | CoordinatorLike,
-        lock: AsyncLock,
-        mark: Mark,
-        on_crash: OnCrash,
-        timeout: float | None,
-        pattern: str = "",
-    ) -> None:
-        self._client = client
-        self._lock = lock
-        self._mark = mark
-        self._skips = on_crash == "skip"
-        self._timeout = timeout
-        self._pattern = lock._pattern = pattern
+    @property
+    def _skips(self) -> bool:
+        return self._options.on_crash == "skip"
 
     @asynccontextmanager
     async def body(self) -> AsyncIterator[Lease | None]:
@@ -215,7 +219,7 @@ class _Run:
         state = await self._state(await self._read())
         if state is None:
             skips, lock, said = self._skips, self._lock, None
-            lease = await (lock.try_acquire() if skips else lock.acquire(timeout=self._timeout))
+            lease = await (lock.try_acquire() if skips else lock.acquire(timeout=self._options.timeout))
             if lease is not None:
                 async with lease:
                     begun, mark = now(), self._mark
@@ -227,8 +231,8 @@ class _Run:
                         return
             state = "running" if said is None else "done" if is_done(said) else "failed"
         logs.job_skipped(self._lock.name, state)
-        if (observers := hub_of(self._client).observers) is not None:
-            observers.skipped(self._lock.name, self._pattern, state)
+        if (observers := self._mark.hub().observers) is not None:
+            observers.skipped(self._lock.name, self._lock._pattern, state)
         yield None
 
     async def _state(self, said: Mapping[str, Any] | None) -> SlotState | None:
@@ -298,8 +302,7 @@ def once_per(
     client_of_call = checked_source(client, without_fields(name), ttl)
     slots = SlotName(name, tz)
     seconds = slots.keep(None if keep is None else ttl_ms(keep, "keep") / 1000)
-    _checked_options(seconds, on_crash, ttl, timeout)
-    limit = timeout_seconds(timeout)
+    options = _checked(seconds, on_crash, get_args(OnCrash), ttl, timeout)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
         signature = slots.signature(function)
@@ -308,9 +311,7 @@ def once_per(
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            source = client_of_call()
-            lock = AsyncLock(source, slots.of(bound.arguments), ttl=ttl)
-            run = _Run(source, lock, Mark(source, lock._keys, ttl_ms(seconds)), on_crash, limit, name)
+            run = _Run(client_of_call(), slots.of(bound.arguments), options, name)
             async with run.body() as lease:
                 return None if lease is None else await function(*args, **kwargs)
 
@@ -415,9 +416,7 @@ def idempotent(
         raise TypeError(f"codec must have the functions dumps and loads, as the module json has, not {shown(codec)}")
     if fingerprint is not None:
         templates.append(require_text(check_template(fingerprint, "fingerprint"), "fingerprint"))
-    one_of(on_crash, ("again", "raise"), "on_crash")
-    kept_ms, limit = ttl_ms(keep, "keep"), timeout_seconds(timeout)
-    ttl_ms(ttl)
+    options = _checked(keep, on_crash, ("again", "raise"), ttl, timeout)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         names = names_from(function, templates)
@@ -427,10 +426,9 @@ def idempotent(
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
             own, *rest = names(args, kwargs)
-            source, own_print = client_of_call(), hashlib.sha256("".join(rest).encode()).hexdigest()
-            lock = AsyncLock(source, own, ttl=ttl)
-            request = _Request(Mark(source, lock._keys, kept_ms), own, own_print, codec, on_crash == "raise")
-            result: R = await request.answer(lock, limit, functools.partial(function, *args, **kwargs))
+            own_print = hashlib.sha256("".join(rest).encode()).hexdigest()
+            request = _Request(client_of_call(), own, options, own_print, codec)
+            result: R = await request.answer(functools.partial(function, *args, **kwargs))
             return result
 
         return call
@@ -438,49 +436,52 @@ def idempotent(
     return decorate
 
 
-class _Request:
+class _Request(_Work):
     """One call with a name, of which one runs."""
 
     _answered = False
     """Whether ``_result`` is what the call returns: whatever fails after that is no failure of the call."""
     _result: Any = None
 
-    def __init__(self, mark: Mark, name: str, fingerprint: str, codec: Codec, raises: bool) -> None:
-        self._mark = mark
-        self._name = name
-        self._fingerprint = fingerprint
-        self._codec = codec
-        self._raises = raises
+    def __init__(
+        self, client: Client | CoordinatorLike, name: str, options: _Options, fingerprint: str, codec: Codec
+    ) -> None:
+        super().__init__(client, name, options)
+        self._fingerprint, self._codec = fingerprint, codec
 
-    async def answer(self, lock: AsyncLock, timeout: float | None, function: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the result that another call has kept, or run ``function`` under ``lock``.
+    @property
+    def _raises(self) -> bool:
+        return self._options.on_crash == "raise"
+
+    async def answer(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the result that another call has kept, or run ``function`` under the lock.
 
         Of the calls of this process one waits for the lock, for all of them (`Flight`). The others get what it finds,
         and one takes its place if it leaves without a result.
         """
+        timeout = self._options.timeout
         ends = math.inf if timeout is None else now() + timeout
         seen, flights = await self._mark.read(), self._mark.hub().flights
         while not self._is_kept(seen):
             others, left = flights.get(self._mark.id), ends - now()
             if others is None or left <= 0 or others.leader is asyncio.current_task():
-                await self._lead(lock, None if ends == math.inf else max(0.0, left), function, seen, flights)
+                await self._lead(None if ends == math.inf else max(0.0, left), function, seen, flights)
                 return self._result
             seen = await others.next(seen, None if ends == math.inf else left)
         return self._read_result(seen)
 
     async def _lead(
         self,
-        lock: AsyncLock,
         timeout: float | None,
         function: Callable[[], Awaitable[Any]],
         seen: bytes | None,
         flights: dict[bytes, Flight],
     ) -> None:
-        """Acquire ``lock``, and get a result."""
+        """Acquire the lock, and get a result."""
         flight = Flight()
         leads = flights.setdefault(self._mark.id, flight) is flight
         try:
-            async with lock.acquire(timeout=timeout) as lease:
+            async with self._lock.acquire(timeout=timeout) as lease:
                 await self._run(lease, function, seen, flight)
         except SyncError:
             if not self._answered:  # else the release failed, and the lock ends with its ttl
@@ -502,7 +503,7 @@ class _Request:
                 self._result, self._answered = self._read_result(found), True
                 return
             if self._raises:
-                raise RunInterrupted(name=self._name, mark=self._mark.key)
+                raise RunInterrupted(name=self._lock.name, mark=self._mark.key)
             seen = found
         flight.tell(self._mark.text_of(lease, begun))
         try:
@@ -527,7 +528,7 @@ class _Request:
                 raise TypeError(f"dumps() of the codec must return str, not {shown(kept)}")
             return self._codec.loads(kept), {RESULT: kept}
         except Exception as error:
-            logs.result_not_kept(self._name, self._mark.key, error)
+            logs.result_not_kept(self._lock.name, self._mark.key, error)
             return value, {NOT_KEPT: _described(error)}
 
     async def _keep(self, lease: Lease, begun: dict[str, str], outcome: dict[str, str]) -> bytes | None:
@@ -538,12 +539,12 @@ class _Request:
             except CommandRefused as error:
                 if RESULT not in outcome:
                     raise
-                logs.result_not_kept(self._name, self._mark.key, error)
+                logs.result_not_kept(self._lock.name, self._mark.key, error)
                 return await self._mark.write(lease, begun | {NOT_KEPT: _described(error)})
         except (LeaseLost, NotHeld):
             raise  # another run may have begun
         except SyncError as error:
-            logs.result_not_kept(self._name, self._mark.key, error)
+            logs.result_not_kept(self._lock.name, self._mark.key, error)
             return None
 
     def _is_kept(self, found: bytes | None) -> bool:
@@ -552,7 +553,7 @@ class _Request:
         if said is None:
             return False
         if said[FINGERPRINT] != self._fingerprint:
-            raise FingerprintMismatch(name=self._name)
+            raise FingerprintMismatch(name=self._lock.name)
         return RESULT in said or NOT_KEPT in said
 
     def _read_result(self, found: bytes | None) -> Any:
@@ -560,11 +561,11 @@ class _Request:
         said = None if found is None else self._parsed(found)
         assert said is not None
         if NOT_KEPT in said:
-            raise ResultNotKept(name=self._name, mark=self._mark.key, cause=said[NOT_KEPT])
+            raise ResultNotKept(name=self._lock.name, mark=self._mark.key, cause=said[NOT_KEPT])
         try:
             return self._codec.loads(said[RESULT])
         except Exception as error:
-            raise ResultNotKept(name=self._name, mark=self._mark.key, cause=_described(error)) from error
+            raise ResultNotKept(name=self._lock.name, mark=self._mark.key, cause=_described(error)) from error
 
     def _parsed(self, found: bytes) -> dict[str, Any] | None:
         said = self._mark.parsed(found)
