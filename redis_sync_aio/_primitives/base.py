@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import signature
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, get_args
 from weakref import ref
 
 from .._client.replies import Argument, Reply, ReplyError, Words, refusal
@@ -117,6 +117,23 @@ def makes(
 
 
 L = TypeVar("L", bound=BaseLease)
+B = TypeVar("B", bound="Primitive[Any]")
+
+
+class Face(Generic[B]):
+    """Base of the objects that stand on one primitive, and show less of it."""
+
+    _on: B
+
+    async def statistics(self) -> NameView:
+        """Return the holders and the waiters as the server sees them, as `AsyncLock.statistics`."""
+        return await self._on.statistics()
+
+    @property
+    def name(self) -> str:
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
+        return self._on.name
+
 
 MOST_FORCED = 10_000
 """Most holders from whom one `force_release` takes permits."""

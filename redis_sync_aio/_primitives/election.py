@@ -20,7 +20,7 @@ from .._leases.hold import Acquiring
 from .._leases.implicit import CoordinatorLike
 from .._leases.lease import GuardingLease
 from ..errors import LeaseLost, Unreachable
-from .base import LeaseOptions
+from .base import Face, LeaseOptions
 from .lock import LockBase
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _Seat(LockBase[Term]):
         return bool(held)
 
 
-class LeaderElection:
+class LeaderElection(Face[_Seat]):
     """An election among processes: at most one of the candidates leads at a time, and the next one takes over.
 
     Guarantees:
@@ -143,7 +143,7 @@ class LeaderElection:
         if ttl is None:
             raise TypeError("an election needs a ttl, seconds or a timedelta: a crashed leader would lead forever")
         options = LeaseOptions(ttl, auto_renew=True, max_hold=None, on_lost="cancel", engine=engine)
-        self._seat = _Seat(client, name, label, options)
+        self._on = _Seat(client, name, label, options)
 
     def lead(self, *, timeout: Seconds | None = None) -> Acquiring[Term]:
         """Return an async context manager that waits until this process leads, yields its `Term`, and resigns.
@@ -162,7 +162,7 @@ class LeaderElection:
 
         On cancellation the candidate leaves the queue.
         """
-        return self._seat.acquire(timeout=timeout)
+        return self._on.acquire(timeout=timeout)
 
     async def run(self, work: Callable[[Term], Awaitable[R]]) -> R:
         """Lead and call ``work(term)``, again in each term, until ``work`` returns; return its result.
@@ -210,7 +210,7 @@ class LeaderElection:
             results: list[R] = []
             try:
                 async with self.lead() as term:
-                    self._seat.end_with_drain(term)
+                    self._on.end_with_drain(term)
                     working = work(term)
                     if not isawaitable(working):
                         raise TypeError(f"work must be a coroutine function: {shown(work)} returned {shown(working)}")
@@ -241,7 +241,7 @@ class LeaderElection:
 
         On cancellation the release goes on in the background.
         """
-        return await self._seat.resign()
+        return await self._on.resign()
 
     async def leader(self) -> Leader | None:
         """Return the present leader, or None if nobody leads. One round trip.
@@ -251,11 +251,7 @@ class LeaderElection:
 
         On cancellation the reply is ignored.
         """
-        return _leader(await self._seat._look(1))
-
-    async def statistics(self) -> NameView:
-        """Return the leader and the candidates that wait, as the holder and waiters of `AsyncLock.statistics`."""
-        return await self._seat.statistics()
+        return _leader(await self._on._look(1))
 
     def watch(self, *, every: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
         """Return an async iterator of leaders: the present one first (None: nobody), then each change.
@@ -286,24 +282,19 @@ class LeaderElection:
         return self._changes(positive_seconds(every, "every"))
 
     async def _changes(self, every: float) -> AsyncGenerator[Leader | None, None]:
-        view = await self._seat._look(1)
+        view = await self._on._look(1)
         seen = _leader(view)
         yield seen
         while True:
             ends = [it.remaining for it in view.holders if it.remaining is not None]
             await anyio.sleep(max(SOONEST, min(every, *ends)) if ends else every)
-            view = await self._seat._look(1)
+            view = await self._on._look(1)
             if (found := _leader(view)) != seen:
                 seen = found
                 yield seen
 
-    @property
-    def name(self) -> str:
-        """The name of the election, as text; bytes that are not UTF-8 are shown escaped."""
-        return self._seat.name
-
     def __repr__(self) -> str:
-        return repr(self._seat)
+        return repr(self._on)
 
 
 def _is_outage(error: BaseException) -> bool:

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from .._client.settings import Client, encode
+from .._client.settings import Client
 from .._core.arguments import Name, Seconds, count, permits, ttl_ms
 from .._core.keys import Engine
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer
-from .._leases.implicit import CoordinatorLike, client_of
+from .._leases.implicit import CoordinatorLike
 from .._scripts.constants import HOUR_MS, TEN_YEARS_MS, Outcome
 from ..errors import BrokenBarrierError, LimitMismatch, SyncError
+from .base import Face
 from .fence_gate import Gate
-
-if TYPE_CHECKING:
-    from .._inspection.views import NameView
 
 __all__ = ["AsyncBarrier", "AsyncCountDownLatch", "AsyncEvent"]
 
 A_DAY = 86_400.0
 
 
-class AsyncEvent:
+class AsyncEvent(Face[Gate]):
     """An `asyncio.Event` for all processes: tasks wait until one of them sets it.
 
     Guarantees:
@@ -79,7 +77,7 @@ class AsyncEvent:
         engine: Engine = "auto",
     ) -> None:
         self._keep_ms = TEN_YEARS_MS if keep is None else ttl_ms(keep, "keep")
-        self._gate = Gate(client, name, "event", 1, engine)
+        self._on = Gate(client, name, "event", 1, engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> Literal[True]:
         """Wait until the event is set, and return True. Return immediately if it is set already.
@@ -94,7 +92,7 @@ class AsyncEvent:
 
         On cancellation the waiter leaves the queue, without delaying the cancellation.
         """
-        await self._gate.wait(timeout)
+        await self._on.wait(timeout)
         return True
 
     async def set(self) -> None:
@@ -106,7 +104,7 @@ class AsyncEvent:
 
         On cancellation the command goes on in the background.
         """
-        await self._gate.count_down(1, self._keep_ms)
+        await self._on.count_down(1, self._keep_ms)
 
     async def clear(self) -> None:
         """Reset the event, so that `wait` waits. Tasks that waited when it was set go on all the same.
@@ -117,7 +115,7 @@ class AsyncEvent:
 
         On cancellation the command goes on in the background.
         """
-        await self._gate.count_down(0, HOUR_MS)
+        await self._on.count_down(0, HOUR_MS)
 
     async def is_set(self) -> bool:
         """Return whether the server has the event as set.
@@ -127,22 +125,13 @@ class AsyncEvent:
 
         On cancellation the reply is ignored.
         """
-        return await self._gate.count() == 0
-
-    async def statistics(self) -> NameView:
-        """Return the waiters as the server sees them, as `AsyncLock.statistics`."""
-        return await self._gate.statistics()
-
-    @property
-    def name(self) -> str:
-        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
-        return self._gate.name
+        return await self._on.count() == 0
 
     def __repr__(self) -> str:
         return f"<AsyncEvent {self.name!r}>"
 
 
-class AsyncCountDownLatch:
+class AsyncCountDownLatch(Face[Gate]):
     """A latch for all processes: tasks wait until any of them have counted it down to 0. Then it stays open.
 
     It is the `CountDownLatch` of java.util.concurrent, across processes.
@@ -196,8 +185,7 @@ class AsyncCountDownLatch:
         engine: Engine = "auto",
     ) -> None:
         self._keep_ms = ttl_ms(keep, "keep")
-        self._gate = Gate(client, name, "latch", permits(count, "count"), engine)
-        self._client = client_of(client)
+        self._on = Gate(client, name, "latch", permits(count, "count"), engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> None:
         """Wait until the count is 0.
@@ -212,7 +200,7 @@ class AsyncCountDownLatch:
 
         On cancellation the waiter leaves the queue, without delaying the cancellation.
         """
-        await self._gate.wait(timeout)
+        await self._on.wait(timeout)
 
     async def count_down(self, n: int = 1, *, identity: Name | None = None) -> int:
         """Count down by ``n``, but not below 0, and return the count that is left. At 0 all waiters go on.
@@ -230,8 +218,8 @@ class AsyncCountDownLatch:
 
         On cancellation the command goes on in the background.
         """
-        name = None if identity is None else encode(self._client, identity, "identity")
-        return await self._gate.count_down(permits(n, "n"), self._keep_ms, name)
+        name = None if identity is None else self._on._encode(identity, "identity")
+        return await self._on.count_down(permits(n, "n"), self._keep_ms, name)
 
     async def count(self) -> int:
         """Return the count that is left on the server.
@@ -241,19 +229,10 @@ class AsyncCountDownLatch:
 
         On cancellation the reply is ignored.
         """
-        return await self._gate.count()
-
-    async def statistics(self) -> NameView:
-        """Return the waiters as the server sees them, as `AsyncLock.statistics`."""
-        return await self._gate.statistics()
-
-    @property
-    def name(self) -> str:
-        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
-        return self._gate.name
+        return await self._on.count()
 
     def __repr__(self) -> str:
-        return f"<AsyncCountDownLatch {self.name!r} count={self._gate.whole}>"
+        return f"<AsyncCountDownLatch {self.name!r} count={self._on.whole}>"
 
 
 # -- AsyncBarrier: a number of parties wait for each other, and pass together ----------------------------------
@@ -301,7 +280,7 @@ class _Parties(Gate):
         return waiting, limit > 0
 
 
-class AsyncBarrier:
+class AsyncBarrier(Face[_Parties]):
     """An `asyncio.Barrier` for all processes: ``parties`` tasks wait for each other, and pass together.
 
     It is the `CyclicBarrier` of java.util.concurrent, across processes. Unlike there, a party that is cancelled or
@@ -362,7 +341,7 @@ class AsyncBarrier:
     ) -> None:
         if count(parties, "parties", 1) > MAX_PARTIES:
             raise ValueError(f"parties must be {MAX_PARTIES} or less, not {parties}")
-        self._parties = _Parties(client, name, parties, ttl, engine)
+        self._on = _Parties(client, name, parties, ttl, engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> int:
         """Wait until all parties have come, and return the rank of this one: 0 for the first, up to ``parties - 1``.
@@ -380,7 +359,7 @@ class AsyncBarrier:
         On cancellation the party leaves, without delaying the cancellation. If all parties had come by then, the others
         pass. The same is true if the last one came just when the timeout of this one ended.
         """
-        return await self._parties.wait(timeout) % self.parties
+        return await self._on.wait(timeout) % self.parties
 
     async def abort(self) -> None:
         """Break the barrier: all that wait, and all that come, get BrokenBarrierError until `reset`.
@@ -393,7 +372,7 @@ class AsyncBarrier:
 
         On cancellation the command goes on in the background.
         """
-        await self._parties.end(broken=True)
+        await self._on.end(broken=True)
 
     async def reset(self) -> None:
         """Make the barrier as new. All that wait get BrokenBarrierError; all that come later wait for each other.
@@ -404,7 +383,7 @@ class AsyncBarrier:
 
         On cancellation the command goes on in the background.
         """
-        await self._parties.end(broken=False)
+        await self._on.end(broken=False)
 
     async def n_waiting(self) -> int:
         """Return how many parties wait on the server.
@@ -414,28 +393,19 @@ class AsyncBarrier:
 
         On cancellation the reply is ignored.
         """
-        return (await self._parties.state())[0]
+        return (await self._on.state())[0]
 
     async def broken(self) -> bool:
         """Return whether the barrier is broken. Errors and cancellation are those of `n_waiting`.
 
         A party that has died breaks the barrier when the others notice it, or when the next one comes.
         """
-        return (await self._parties.state())[1]
-
-    async def statistics(self) -> NameView:
-        """Return the parties that wait, as the server sees them: the ``waiters`` of `AsyncLock.statistics`."""
-        return await self._parties.statistics()
+        return (await self._on.state())[1]
 
     @property
     def parties(self) -> int:
         """The number of parties that have to wait before all of them go on. It does not change."""
-        return self._parties.whole
-
-    @property
-    def name(self) -> str:
-        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
-        return self._parties.name
+        return self._on.whole
 
     def __repr__(self) -> str:
-        return f"<AsyncBarrier {self.name!r} parties={self.parties} ttl={self._parties.ttl / 1000}>"
+        return f"<AsyncBarrier {self.name!r} parties={self.parties} ttl={self._on.ttl / 1000}>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from .._client.settings import Client, Same, running_loop
@@ -17,17 +16,14 @@ from .._leases.hold import Acquiring, LeaseContext, OnLost
 from .._leases.implicit import CoordinatorLike
 from .._leases.lease import GuardingLease
 from ..errors import AcquireTimeout, NotHeld, WrongContext
-from .base import LeaseOptions
+from .base import Face, LeaseOptions
 from .lock import PlainLock
 from .multilock import GroupGrant, LeaseGroup
-
-if TYPE_CHECKING:
-    from .._inspection.views import NameView
 
 __all__ = ["AsyncReentrantLock"]
 
 
-class AsyncReentrantLock(LeaseContext[GuardingLease]):
+class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
     """A fair lock that its holder may acquire again: for helpers that lock and call each other.
 
     Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock]. It is the same lock as an `AsyncLock` of that name,
@@ -89,8 +85,8 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         on_lost: OnLost = "cancel",
         engine: Engine = "auto",
     ) -> None:
-        self._lock = PlainLock(client, name, lock_keys, LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine))
-        self._lock._kind = "reentrant"
+        self._on = PlainLock(client, name, lock_keys, LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine))
+        self._on._kind = "reentrant"
         super().__init__(on_lost)
         self._client = client
 
@@ -125,7 +121,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation. An
         acquisition inside another lease does not wait, so it cannot be cancelled.
         """
-        request = self._lock._request(ttl, None, timeout, label=label)
+        request = self._on._request(ttl, None, timeout, label=label)
         self._check_identity(identity)
         return Acquiring(self._acquired(request, identity), self._on_lost)
 
@@ -134,9 +130,9 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         if (group := LeaseGroup.find(key)) is not None:
             return self._owned(group, identity)
         try:
-            grant = await self._lock._grant(request)
+            grant = await self._on._grant(request)
         except AcquireTimeout as error:
-            if not self._lock._leases():
+            if not self._on._leases():
                 raise
             raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
         return self._owned(LeaseGroup(key, (grant,)), identity)
@@ -149,7 +145,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        request = self._lock._request(ttl, None, 0, label=label)
+        request = self._on._request(ttl, None, 0, label=label)
         self._check_identity(identity)
         return Acquiring(self._tried(request, identity), self._on_lost)
 
@@ -157,7 +153,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         key = self._key(identity)
         if (group := LeaseGroup.find(key)) is not None:
             return self._owned(group, identity)
-        grant = await self._lock._try(request)
+        grant = await self._on._try(request)
         return None if grant is None else self._owned(LeaseGroup(key, (grant,)), identity)
 
     # -- releasing and looking -------------------------------------------------------------------------
@@ -189,23 +185,14 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
 
     async def force_release(self) -> bool:
         """Take the lock away from its holder, as `AsyncLock.force_release`."""
-        return await self._lock.force_release()
+        return await self._on.force_release()
 
     async def locked(self) -> bool:
         """Return whether anybody holds the lock, including the current task. As for `AsyncLock.locked`."""
-        return await self._lock.locked()
-
-    async def statistics(self) -> NameView:
-        """Return the holder and the waiters as the server sees them, as `AsyncLock.statistics`."""
-        return await self._lock.statistics()
-
-    @property
-    def name(self) -> str:
-        """The name of the lock, as text; bytes that are not UTF-8 are shown escaped."""
-        return self._lock.name
+        return await self._on.locked()
 
     def __repr__(self) -> str:
-        return repr(self._lock).replace("AsyncLock", "AsyncReentrantLock", 1)
+        return repr(self._on).replace("AsyncLock", "AsyncReentrantLock", 1)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -218,7 +205,7 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
 
     def _left_behind(self) -> list[GroupGrant]:
         """Return the leases of tasks that have ended, as `asyncio.wait_for` of Python 3.11 makes for each acquire."""
-        groups = [grant.group for grant in self._lock._leases()]
+        groups = [grant.group for grant in self._on._leases()]
         shares = [share for group in groups if isinstance(group, LeaseGroup) for share in group.shares]
         return [it for it in shares if type(it) is GroupGrant and it.acquirer is not None and ended(it.acquirer)]
 
@@ -239,6 +226,6 @@ class AsyncReentrantLock(LeaseContext[GuardingLease]):
         return (
             loop,
             Same(self._client),
-            self._lock._keys.all[0],
+            self._on._keys.all[0],
             ref(identity) if isinstance(identity, asyncio.Task) else identity,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds
 from .._core.display import text
@@ -19,10 +17,7 @@ from .._leases.resource import Resource
 from .._scripts.constants import WRITER_WEIGHT, Released
 from .._transport.call import Call
 from ..errors import NotHeld, SyncError, WouldDeadlock
-from .base import L, LeaseOptions, PermitPrimitive, by_scripts
-
-if TYPE_CHECKING:
-    from .._inspection.views import NameView
+from .base import Face, L, LeaseOptions, PermitPrimitive, by_scripts
 
 __all__ = ["AsyncReadWriteLock", "ReadSide", "WriteSide"]
 
@@ -132,7 +127,7 @@ class WriteSide(Side[WriteLease]):
         )
 
 
-class AsyncReadWriteLock:
+class AsyncReadWriteLock(Face[ReadSide]):
     """A fair read/write lock with a lease for each reader and for the writer.
 
     Guarantees:
@@ -199,7 +194,7 @@ class AsyncReadWriteLock:
             raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out forever")
         by_scripts(engine, "a read/write lock")
         options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting)
-        self._read = ReadSide(client, name, _keys_of_both, options)
+        self._on = ReadSide(client, name, _keys_of_both, options)
         self._write = WriteSide(client, name, _keys_of_both, options)
 
     def read(self) -> ReadSide:
@@ -207,7 +202,7 @@ class AsyncReadWriteLock:
 
         ``async with rw.read() as lease``, ``await rw.read().acquire(timeout=5)`` …
         """
-        return self._read
+        return self._on
 
     def write(self) -> WriteSide:
         """Return the writers' side.
@@ -237,18 +232,9 @@ class AsyncReadWriteLock:
             raise TypeError(f"lease must be a writer's lease of {self.name!r}, not {lease!r}")
         await self._write._downgrade(grant_of(lease))
 
-    async def statistics(self) -> NameView:
-        """Return readers, writer and waiters, as `AsyncLock.statistics`. Their ``access`` is "read" or "write"."""
-        return await self._read.statistics()
-
     async def locked(self) -> bool:
         """Return whether anybody reads or writes. One round trip; errors and cancellation are those of `statistics`."""
-        return bool((await self._read._look(1)).holders)
-
-    @property
-    def name(self) -> str:
-        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
-        return self._read.name
+        return bool((await self._on._look(1)).holders)
 
     def __repr__(self) -> str:
-        return f"<AsyncReadWriteLock {self.name!r} ttl={self._read._ttl_ms / 1000}>"
+        return f"<AsyncReadWriteLock {self.name!r} ttl={self._on._ttl_ms / 1000}>"

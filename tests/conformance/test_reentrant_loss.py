@@ -117,7 +117,7 @@ async def test_p6_lost_in_the_very_turn_of_its_grant(
     lock: AsyncReentrantLock, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is inside of what never began: the owner may try again immediately."""
-    acquire = lock._lock._grant
+    acquire = lock._on._grant
 
     async def acquire_and_lose(*request: Any) -> Any:
         grant = await acquire(*request)
@@ -125,7 +125,7 @@ async def test_p6_lost_in_the_very_turn_of_its_grant(
         return grant
 
     with monkeypatch.context() as patch:
-        patch.setattr(lock._lock, "_grant", acquire_and_lose)
+        patch.setattr(lock._on, "_grant", acquire_and_lose)
         with pytest.raises(LeaseLost) as caught:
             await lock.acquire()
     assert caught.value.reason == "taken"

@@ -209,7 +209,7 @@ __all__ = [
 
 def behind_tickets(lock: Any) -> int:
     """Return how many tasks of this process wait for a lock, or for either side, without a ticket of their own."""
-    resource = getattr(lock, "_read", lock)._known()
+    resource = getattr(lock, "_on", lock)._known()
     cohorts = () if resource is None or resource.sharing is None else resource.sharing.all.values()
     return int(sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in cohorts))
 
