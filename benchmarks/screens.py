@@ -23,9 +23,9 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from redis_sync_aio import Coordinator, wait_until
-from redis_sync_aio.cli._doctor import command, groups
+from redis_sync_aio.cli._doctor import command
 from redis_sync_aio.cli._doctor.facts import Facts, facts_of, rights_of, servers
-from redis_sync_aio.cli._doctor.groups import LEVELS, Finding
+from redis_sync_aio.cli._doctor.findings import LEVELS, Finding, of_rights, of_server
 from redis_sync_aio.cli._look import ls, show
 from redis_sync_aio.cli._look.top import TopScreen
 from redis_sync_aio.cli._session import Shared, connect
@@ -156,13 +156,13 @@ async def diagnosis(server: EmbeddedServer) -> list[Finding]:
     async with connect(shared, decode_responses=True) as session:
         [ask] = servers(session).values()
         facts = await facts_of(ADDRESS, ask)
-        found = [*groups.rights(await rights_of(session, ask)), *command.judge(usual(facts))]
+        found = [*of_rights(await rights_of(session, ask)), *of_server(usual(facts))]
     return sorted(found, key=lambda one: LEVELS.index(one.level), reverse=True)
 
 
 def usual(facts: Facts) -> Facts:
     """Return the facts without those that differ from run to run."""
-    return replace(facts, info={**facts.info, **LOAD}, latency=0.0004, ahead=0.0, slowest=None)
+    return replace(facts, info={**facts.info, **LOAD}, latency=0.0004, ahead=0.0, slowest=("", 0.0))
 
 
 def terminal(command_line: str, width: int) -> Console:

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio.cli._doctor.facts import Facts, Rights, SentinelFacts
-from redis_sync_aio.cli._doctor.groups import cluster, push
-from redis_sync_aio.cli._doctor.sentinels import sentinels
+from redis_sync_aio.cli._doctor.findings import of_rights, of_sentinels, of_server
 from redis_sync_aio.cli._look.release import announced, held_by
 from redis_sync_aio.cli._look.show import state
 from redis_sync_aio.cli._look.top import TopScreen
@@ -82,7 +81,7 @@ def test_what_top_says_of_names(number: int, head: str, hidden: str) -> None:
 ])  # fmt: skip
 def test_what_the_doctor_says_of_sentinels(number: int, said: str) -> None:
     facts = SentinelFacts("s:1", {"quorum": "1", "num-other-sentinels": str(number - 1)})
-    assert said in [it.found for it in sentinels([facts])]
+    assert said in [it.found for it in of_sentinels([facts])]
 
 
 @pytest.mark.parametrize(("number", "slots", "moving", "others"), [
@@ -92,9 +91,10 @@ def test_what_the_doctor_says_of_sentinels(number: int, said: str) -> None:
 def test_what_the_doctor_says_of_slots_and_listeners(number: int, slots: str, moving: str, others: str) -> None:
     about = {"cluster_state": "ok", "cluster_slots_assigned": str(16384 - number)}
     own = ["id", "here", "myself,master", "-", "0", "0", "1", "connected", "0-1", *["[1->-id]"] * number]
-    found = {one.check: one.found for one in cluster(Facts("here", {}, {}, cluster=about, nodes=[own]))}
+    found = {one.check: one.found for one in of_server(Facts("here", {}, {}, cluster=about, nodes=[own]))}
     assert (found["slots"], found["moving"]) == (slots, moving)
-    assert push(Rights(listeners=number + 1)).found.startswith(others)
+    heard = {one.check: one.found for one in of_rights(Rights(listeners=number + 1))}
+    assert heard["push"].startswith(others)
 
 
 @pytest.mark.ci

@@ -12,8 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import Backoff, wait_until
-from redis_sync_aio.cli._doctor.command import judge
 from redis_sync_aio.cli._doctor.facts import Facts
+from redis_sync_aio.cli._doctor.findings import LATER, NOW, RIGHTS, SENTINEL, SERVER, SERVICE, SUCCESSION, of_server
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import EVEN, SHARDS, SLOTS, cluster
@@ -164,7 +164,7 @@ def test_a_replica_without_which_the_server_refuses_writes(
     """Two replicas are needed for min-replicas-to-write 1: with one, the doctor tells what each choice costs."""
     info = {"redis_version": "8.0.0", "connected_slaves": count, "min_slaves_good_slaves": count}
     settings = {"min-replicas-to-write": str(least), "min-replicas-max-lag": "1"}
-    (found,) = [one for one in judge(Facts("here", info, settings)) if one.check == "replicas"]
+    (found,) = [one for one in of_server(Facts("here", info, settings)) if one.check == "replicas"]
     assert found.level == level
     assert found.meaning.startswith(meaning)
     assert found.fix.startswith(fix)
@@ -212,10 +212,18 @@ def test_a_service_without_config() -> None:
 
 def test_nothing_is_called_ok_that_could_not_be_read() -> None:
     """Neither TIME nor CONFIG may be asked: the way, the clock and appendfsync are not known."""
-    found = judge(Facts("here", {"aof_enabled": 1, "redis_version": "8.0.0"}, {}))
+    found = list(of_server(Facts("here", {"aof_enabled": 1, "redis_version": "8.0.0"}, {})))
     unknown = {one.check for one in found if one.level == "unknown"}
     assert {"clock", "latency", "persistence"} <= unknown
     assert not {"clock", "latency", "persistence"} & {one.check for one in found if one.level == "ok"}
+
+
+def test_each_risk_has_a_meaning_and_a_remedy() -> None:
+    """A row of the table cannot leave them out."""
+    tables = (SERVER, RIGHTS, SENTINEL, SERVICE, SUCCESSION, NOW, LATER)
+    risks = [row for table in tables for row in table if row.level in ("warn", "bad")]
+    assert len(risks) > 40
+    assert [row.check for row in risks if not (row.meaning and row.fix)] == []
 
 
 def test_a_server_without_scripts() -> None:

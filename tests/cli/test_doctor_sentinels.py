@@ -8,8 +8,7 @@ import pytest
 
 from redis_sync_aio import Backoff, wait_until
 from redis_sync_aio.cli._doctor.facts import Facts, SentinelFacts
-from redis_sync_aio.cli._doctor.sentinels import replicas
-from redis_sync_aio.cli._doctor.sentinels import sentinels as compared
+from redis_sync_aio.cli._doctor.findings import of_replicas, of_sentinels
 
 from ..support.doctor import examine, levels, told
 from ..support.sentinels import GROUP, Group, sentinels
@@ -99,7 +98,7 @@ def test_what_a_replica_says_is_compared_with_its_primary() -> None:
 
     told = {
         (one.check, one.level): one.found
-        for one in replicas(
+        for one in of_replicas(
             facts("8.0.1", role="master"),
             {
                 "a:1": facts("7.4.0", master_last_io_seconds_ago=99),
@@ -114,7 +113,7 @@ def test_what_a_replica_says_is_compared_with_its_primary() -> None:
     assert told["role", "bad"] == "it is a primary itself"
     assert told["replica", "ok"] == "it could take over"
     assert told["replica", "bad"] == "replica-priority of every replica is 0"
-    (none,) = replicas(facts("8.0.1"), {}, [SentinelFacts("s:1", {"quorum": "2"})])
+    (none,) = of_replicas(facts("8.0.1"), {}, [SentinelFacts("s:1", {"quorum": "2"})])
     assert none.found == "the service has no replica"
 
 
@@ -125,17 +124,18 @@ def test_a_replica_that_would_go_on_when_it_is_cut_off(off: str) -> None:
     info = {"role": "slave", "master_link_status": "up"}
     primary = Facts("here", {"role": "master"}, settings)
     replica = Facts("there", info, settings | {off: "0"})
-    (found,) = [one for one in replicas(primary, {"there": replica}) if one.check == "min-replicas"]
+    (found,) = [one for one in of_replicas(primary, {"there": replica}) if one.check == "min-replicas"]
     assert found.found == f"{off} is 0 here"
     assert found.fix == f"CONFIG SET {off} {settings[off]} there, too"
-    assert not [one for one in replicas(replica, {"there": replica}) if one.check == "min-replicas"]
+    assert not [one for one in of_replicas(replica, {"there": replica}) if one.check == "min-replicas"]
 
 
 def test_what_sentinels_say_is_compared() -> None:
     """Two primaries; a hasty one; too few of them."""
     said = {"num-other-sentinels": "1", "quorum": "2", "down-after-milliseconds": "500", "ip": "a", "port": "1"}
     found = {
-        one.check: one.found for one in compared([SentinelFacts("s:1", said), SentinelFacts("s:2", said | {"ip": "b"})])
+        one.check: one.found
+        for one in of_sentinels([SentinelFacts("s:1", said), SentinelFacts("s:2", said | {"ip": "b"})])
     }
     assert found["primary"] == "the sentinels name different primaries: a:1 at s:1, b:1 at s:2"
     assert found["down-after"] == "down-after-milliseconds is 500"

@@ -11,7 +11,7 @@ import pytest
 
 import redis_sync_aio
 from redis_sync_aio.cli._doctor.facts import Rights
-from redis_sync_aio.cli._doctor.groups import rights
+from redis_sync_aio.cli._doctor.findings import of_rights
 
 from ..support.site import DOCS, ROOT, SITE, anchors, page_of
 
@@ -100,5 +100,5 @@ def test_each_page_and_picture_that_an_example_a_benchmark_or_a_test_names_exist
 
 
 def test_a_finding_of_the_doctor_gives_the_whole_address() -> None:
-    (missing,) = [one for one in rights(Rights(user="app", missing=["GET"])) if one.check == "commands"]
+    (missing,) = [one for one in of_rights(Rights(user="app", missing=["GET"])) if one.check == "commands"]
     assert missing.fix == f"ACL SETUSER app +get ({SITE}operations/servers/#rights)"

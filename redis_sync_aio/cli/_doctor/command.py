@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .._session import Session, Shared, execute
-from . import groups, safety, sentinels, settings
-from .facts import Facts, facts_of, rights_of, servers
-from .groups import LEVELS, Finding, Level, worst
-from .sentinels import replica_facts, sentinel_facts
+from .facts import facts_of, replica_facts, rights_of, sentinel_facts, servers
+from .findings import LEVELS, Finding, Level, of_replicas, of_rights, of_sentinels, of_server
 
 EXITS = {
     0: "all is well, as far as it can be read",
@@ -34,46 +32,38 @@ def doctor(shared: Shared) -> None:
 async def examine(session: Session) -> int:
     """Ask all servers, print what was found, and return the exit code."""
     asked, primary = servers(session), None
-    findings = [*groups.rights(await rights_of(session, next(iter(asked.values()))))]
+    findings = [*of_rights(await rights_of(session, next(iter(asked.values()))))]
     for where, ask in asked.items():
         facts = await facts_of(where, ask)
-        primary, judged = primary or facts, judge(facts)
-        findings += [replace(one, where=where) for one in judged] if len(asked) > 1 else judged
+        primary = primary or facts
+        findings += of_server(facts, where if len(asked) > 1 else "")
     watching = await sentinel_facts(session)
-    findings += sentinels.sentinels(watching)
+    findings += of_sentinels(watching)
     if primary is not None:
-        findings += sentinels.replicas(primary, await replica_facts(session, watching), watching)
+        findings += of_replicas(primary, await replica_facts(session, watching), watching)
     findings.sort(key=lambda one: LEVELS.index(one.level), reverse=True)
-    level = worst(findings)
-    report = {"address": session.address.shown, "level": level, "findings": [one.as_dict() for one in findings]}
+    level = findings[0].level
+    report = {"address": session.address.shown, "level": level, "findings": [asdict(one) for one in findings]}
     session.output.show(report, lambda console: show(findings, session.address.shown, console))
     return CODES[level]
-
-
-def judge(facts: Facts) -> list[Finding]:
-    """Return what the facts about one server mean for locks."""
-    checks = (*settings.CHECKS, *safety.CHECKS, *groups.CHECKS)
-    return [finding for check in checks for finding in check(facts)]
 
 
 def show(findings: list[Finding], address: str, console: Console) -> None:
     """Print a table in a terminal, else one line for each finding."""
     if not console.is_terminal:
-        for finding in findings:
-            console.print(finding.line(), markup=False, soft_wrap=True)
+        for it in findings:
+            check = f"{it.check} {it.where}" if it.where else it.check
+            parts = (f"{it.found}.", it.meaning, f"Fix: {it.fix}" if it.fix else "")
+            print(f"{it.level:7} {check}: {' '.join(filter(None, parts))}")
         return
-    console.print(f"{address}\n", markup=False)
     table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in findings:
-        where = f"{finding.where}: " if finding.where else ""
+    for it in findings:
         # As Text: what servers and users are called may look like markup.
-        level = Text(finding.level, style=COLOURS[finding.level])
-        table.add_row(level, finding.check, Text(where + finding.found))
-        if finding.meaning:
-            table.add_row("", "", Text(finding.meaning, style="dim"))
-        if finding.fix:
-            table.add_row("", "", Text(f"Fix: {finding.fix}"))
-    console.print(table)
+        found = [Text(f"{it.where}: {it.found}" if it.where else it.found)]
+        found += [Text(it.meaning, style="dim")] if it.meaning else []
+        found += [Text(f"Fix: {it.fix}")] if it.fix else []
+        table.add_row(Text(it.level, style=COLOURS[it.level]), it.check, Text("\n").join(found))
+    console.print(Text(f"{address}\n"), table, sep="\n")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from redis.asyncio import Redis, RedisCluster
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from redis_sync_aio._core.keys import INBOX_PREFIX, LockKeys, lock_keys
 from redis_sync_aio._inspection.views import compiled, sample
@@ -102,11 +104,13 @@ SETTINGS = (
 """Names that CONFIG GET is asked for, one by one; what INFO tells is not needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An answer that is an error: the server, or its ACL, does not allow the question."""
+SLOTS = 16384
+SMALL = 1 << 20
+"""Bytes: a smaller buffer of a subscriber may overflow in a burst of grants."""
 
-    why: str
+
+class Refused(str):
+    """An answer that is an error: the reason that the server, or its ACL, does not allow the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +126,90 @@ class Facts:
     """Seconds that a command takes, the median of some; None if TIME may not be asked."""
     ahead: float | None = None
     """Seconds that the clock of the server is ahead of this machine's, at least; negative: behind; None: as above."""
-    slowest: tuple[str, float] | None = None
+    slowest: tuple[str, float] = ("", 0.0)
     """The slowest command of the last hour, without its arguments, and its seconds."""
     cluster: Mapping[str, str] = field(default_factory=dict)
     """The reply to CLUSTER INFO; empty if it is no cluster."""
     nodes: Sequence[Sequence[str]] = ()
     """The reply to CLUSTER NODES: the words of each line."""
 
-    @property
-    def pings(self) -> int:
-        """Return the seconds between two signs of life of a primary to its replicas."""
-        return self.setting("repl-ping-replica-period") or 10
-
     def number(self, name: str) -> int | None:
         """Return a number of INFO; None if it is not there."""
         value = self.info.get(name)
         return int(value) if isinstance(value, (int, float)) else None
 
+    def count(self, name: str) -> int:
+        """Return a number of INFO; 0 if it is not there."""
+        return self.number(name) or 0
+
     def setting(self, name: str) -> int | None:
         """Return a setting that is a number; None if it cannot be read."""
         value = self.settings.get(name, "")
         return int(value) if value.lstrip("-").isdigit() else None
+
+    @property
+    def version(self) -> str:
+        """Name and version of the server; empty if it does not tell."""
+        name = "Valkey" if "valkey_version" in self.info else "Redis"
+        number = str(self.info.get("valkey_version") or self.info.get("redis_version", ""))
+        return f"{name} {number}" if number else ""
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The first two numbers of the version."""
+        return tuple(int(part) for part in self.version.split()[-1].split(".")[:2] if part.isdigit())
+
+    @property
+    def is_replica(self) -> bool:
+        """True if it follows another server."""
+        return self.info.get("role") in ("slave", "replica")
+
+    @property
+    def has_writes(self) -> bool:
+        """True if it takes writes, as far as it tells."""
+        return self.number("connected_slaves") is not None and not self.is_replica
+
+    @property
+    def primary(self) -> str:
+        """Address of the primary of a replica."""
+        return f"{self.info.get('master_host')}:{self.info.get('master_port')}"
+
+    @property
+    def policy(self) -> str | None:
+        """The maxmemory-policy; None if it is not readable."""
+        return self.info.get("maxmemory_policy")
+
+    @property
+    def most_clients(self) -> int:
+        """Number of clients that may connect; 0: not known."""
+        return self.number("maxclients") or self.setting("maxclients") or 0
+
+    @property
+    def buffer(self) -> int | None:
+        """Bytes of the smallest limit of a subscriber's buffer; None if it is not readable."""
+        words = self.settings.get("client-output-buffer-limit", "").split()
+        if "pubsub" not in words:
+            return None
+        limits = [int(word) for word in words[words.index("pubsub") + 1 :][:2]]
+        return min(filter(None, limits), default=SMALL)
+
+    @property
+    def fsync(self) -> str | None:
+        """The setting appendfsync; None if it is not readable."""
+        return self.settings.get("appendfsync")
+
+    @property
+    def failed_writes(self) -> list[str]:
+        """Writes to the disk that failed, so that the server refuses commands."""
+        saves = self.settings.get("save", "") != "" and self.settings.get("stop-writes-on-bgsave-error") == "yes"
+        save = ["save"] if saves and self.info.get("rdb_last_bgsave_status", "ok") != "ok" else []
+        append = self.info.get("aof_last_write_status", "ok") != "ok"
+        return [*save, *(["write to the append-only file"] if append else [])]
+
+    @property
+    def pings(self) -> int:
+        """Seconds between two signs of life of a primary to its replicas."""
+        return self.setting("repl-ping-replica-period") or 10
 
     @property
     def needed_replicas(self) -> int | None:
@@ -151,32 +218,67 @@ class Facts:
         return 0 if self.setting("min-replicas-max-lag") == 0 else self.setting("min-replicas-to-write")
 
     @property
-    def is_replica(self) -> bool:
-        """Whether it follows another server."""
-        return self.info.get("role") in ("slave", "replica")
+    def good_replicas(self) -> int:
+        """Number of replicas that are in time."""
+        good = self.number("min_slaves_good_slaves")
+        replicas = [it for name, it in self.info.items() if name.startswith("slave") and isinstance(it, dict)]
+        return sum(it.get("state") == "online" for it in replicas) if good is None else good
+
+    @property
+    def lost_slots(self) -> int:
+        """Number of slots without a primary."""
+        assigned, failing = (int(self.cluster.get(f"cluster_slots_{it}", 0)) for it in ("assigned", "fail"))
+        return SLOTS - assigned + failing
+
+    @property
+    def _own(self) -> Sequence[str]:
+        return next((words for words in self.nodes if len(words) > 2 and "myself" in words[2]), [])
+
+    @property
+    def moving(self) -> int:
+        """Number of slots that are half moved."""
+        return sum(word.startswith("[") for word in self._own[8:])
+
+    @property
+    def is_alone(self) -> bool:
+        """True if the shard has no replica."""
+        own = self._own
+        return bool(own) and not any(
+            words[3] == own[0] and "fail" not in words[2] for words in self.nodes if len(words) > 3
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The rights of the user of this connection."""
+    """The rights of the user of this connection. Reasons are empty if there is nothing to explain."""
 
     user: str = ""
-    scripts: Refused | None = None
-    """The reason that scripts cannot be called; None if they can."""
+    scripts: str = ""
+    """The reason that scripts cannot be called."""
     commands_known: bool = False
-    """Whether the server said which commands are allowed."""
+    """True if the server said which commands are allowed."""
     missing: Sequence[str] = ()
     """Commands that scripts use, and that the user may not run."""
     keys: KeyRights | None = None
     """The names that its locks may have; None: not known."""
-    resp3: Refused | None = None
+    resp3: str = ""
     """The reason that there is no RESP3."""
-    push: Refused | None = None
+    push: str = ""
     """The reason that no message of a channel arrives."""
     listeners: int = 1
     """Number of connections that got a message of a channel that only this program knows."""
     prefix: str = ""
     """The prefix of the channels."""
+
+    @property
+    def no_scripts(self) -> bool:
+        """True if no user may call scripts."""
+        return "unknown command" in self.scripts.lower()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Patterns of the names that its locks may have."""
+        return () if self.keys is None else self.keys.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +288,14 @@ class SentinelFacts:
     where: str
     service: Mapping[str, str]
     """The reply to SENTINEL MASTER; empty if there was none."""
-    quorum: Refused | None = None
-    """The reason that a failover is not possible now."""
+    quorum: str = ""
+    """The reason that a failover is not possible now; empty if one is."""
     replicas: Sequence[Mapping[str, str]] = ()
     """The reply to SENTINEL REPLICAS."""
     others: Sequence[Mapping[str, str]] = ()
     """The reply to SENTINEL SENTINELS."""
     announced: bool = False
-    """Whether only other sentinels name it; it is not in the address."""
+    """True if only other sentinels name it; it is not in the address."""
 
 
 # -- Ask servers about themselves. Every command here only reads; a refused one is an answer, too --------------
@@ -213,7 +315,7 @@ def asking(client: Redis | RedisCluster, **options: Any) -> Ask:
         try:
             return await untyped.execute_command(*words, **options)
         except ResponseError as error:
-            return Refused(str(error))
+            return Refused(str(error).rstrip(".") or type(error).__name__)
 
     return ask
 
@@ -273,15 +375,15 @@ async def _clock(ask: Ask) -> tuple[float | None, float | None]:
     return median(took for took, _ in trips), certain if ahead > 0 else -certain
 
 
-async def _slowest(ask: Ask) -> tuple[str, float] | None:
-    """Return the slowest command of the last hour; its arguments are nobody's business."""
+async def _slowest(ask: Ask) -> tuple[str, float]:
+    """Return the slowest command of the last hour, without its arguments, which may be secret."""
     entries, now = await ask("SLOWLOG", "GET", 128), await ask("TIME")
     if isinstance(entries, Refused) or isinstance(now, Refused):
-        return None
+        return "", 0.0
     recent = [entry for entry in entries if int(entry[1]) > int(now[0]) - RECENT and entry[3]]
     found = [(int(entry[2]) / 1e6, str(entry[3][0]).upper()) for entry in recent]
     seconds, name = max(found, default=(0.0, ""))
-    return (name, seconds) if found else None
+    return name, seconds
 
 
 def _pairs(answer: Any) -> dict[str, str]:
@@ -327,12 +429,11 @@ UNKNOWN = "0" * 40
 async def rights_of(session: Session, ask: Ask) -> Rights:
     """Return what the user may do."""
     called = await ask("EVALSHA", UNKNOWN, 0)
-    scripts = called if isinstance(called, Refused) and "NOSCRIPT" not in called.why.upper() else None
-    if scripts is not None and "no matching script" in scripts.why.lower():
-        scripts = None
+    may_call = any(it in str(called).lower() for it in ("noscript", "no matching script"))
+    scripts = called if isinstance(called, Refused) and not may_call else ""
     user = await ask("ACL", "WHOAMI")
     user = "" if isinstance(user, Refused) else str(user)
-    missing: list[str] | None = await _missing(user, ask) if user else None
+    missing = await _missing(user, ask) if user else None
     resp3, push, listeners = await _push(session, ask)
     keys = await _keys(user, ask, session.prefix) if user else None
     known = missing is not None
@@ -362,23 +463,103 @@ async def _keys(user: str, ask: Ask, prefix: str) -> KeyRights | None:
     return key_rights(patterns, prefix)
 
 
-async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | None, int]:
+async def _push(session: Session, ask: Ask) -> tuple[str, str, int]:
     """Subscribe to a channel of our own, publish there, and count who gets it, as the link of locks does."""
     channel = session.prefix + (INBOX_PREFIX + secrets.token_hex(8).encode()).decode()
     async with session.another_client(protocol=3) as client:
         try:
             await try_to_connect(client)
         except RedisError as error:
-            return Refused(str(error)), None, 1
+            return str(error).rstrip("."), "", 1
         async with client.pubsub() as pubsub:
             try:
                 await pubsub.subscribe(channel)
                 await pubsub.get_message(timeout=session.response_timeout)
             except ResponseError as error:
-                return None, Refused(str(error)), 1
+                return "", str(error).rstrip("."), 1
             published = await ask("PUBLISH", channel, "")
             if isinstance(published, Refused):
-                return None, published, 1
+                return "", published, 1
             if await pubsub.get_message(timeout=session.response_timeout) is None:
-                return None, Refused("a message that was published did not arrive"), 1
-            return None, None, int(published)
+                return "", "a message that was published did not arrive", 1
+            return "", "", int(published)
+
+
+# -- Ask sentinels about the service, each other and its replicas, and the replicas about themselves -----------
+
+
+T = TypeVar("T")
+SILENT = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
+"""The errors that a server raises by not answering."""
+
+
+async def sentinel_facts(session: Session) -> list[SentinelFacts]:
+    """Return what each sentinel of the address, and each that these announce, says about the service."""
+    found: list[SentinelFacts] = []
+    for (host, port), client in zip(session.address.hosts, session.sentinels, strict=False):
+        found.append(await _about_service(f"{host}:{port}", asking(client), session.address.service))
+    known = {one.where for one in found}
+    for where, number in _announced(it for one in found for it in one.others):
+        if f"{where}:{number}" not in known and session.sentinel_at is not None:
+            async with session.sentinel_at(where, number) as client:
+                ask = asking(client)
+                found.append(await _about_service(f"{where}:{number}", ask, session.address.service, announced=True))
+    return found
+
+
+async def _about_service(where: str, ask: Ask, service: str, announced: bool = False) -> SentinelFacts:
+    silent = SentinelFacts(where, {}, announced=announced)
+
+    async def about() -> SentinelFacts:
+        quorum = await ask("SENTINEL", "CKQUORUM", service)
+        no_quorum = quorum if isinstance(quorum, Refused) and "NOQUORUM" in quorum else ""
+        return SentinelFacts(
+            where,
+            _described(await ask("SENTINEL", "MASTER", service)),
+            no_quorum,
+            _each_described(await ask("SENTINEL", "REPLICAS", service)),
+            _each_described(await ask("SENTINEL", "SENTINELS", service)),
+            announced,
+        )
+
+    return await _or_silent(about, silent)
+
+
+async def replica_facts(session: Session, sentinels: Sequence[SentinelFacts]) -> dict[str, Facts | None]:
+    """Return what each replica says about itself, by its address; None: it does not answer."""
+    found: dict[str, Facts | None] = {}
+    async for where, ask in _replicas(session, sentinels):
+        found[where] = await _or_silent(lambda where=where, ask=ask: facts_of(where, ask), None)  # type: ignore[misc]
+    return found
+
+
+async def _replicas(session: Session, sentinels: Sequence[SentinelFacts]) -> AsyncIterator[tuple[str, Ask]]:
+    if isinstance(session.client, RedisCluster):
+        for node in session.client.get_replicas():
+            yield str(node.name), asking(session.client, target_nodes=node)
+    for host, port in _announced(it for one in sentinels for it in one.replicas):
+        if session.server_at is not None:
+            async with session.server_at(host, port) as client:
+                yield f"{host}:{port}", asking(client)
+
+
+def _announced(found: Iterable[Mapping[str, str]]) -> list[tuple[str, int]]:
+    """Return the addresses that sentinels know, each once."""
+    return sorted({(it["ip"], int(it["port"])) for it in found if "ip" in it and "port" in it})
+
+
+async def _or_silent(about: Callable[[], Awaitable[T]], silent: T) -> T:
+    try:
+        return await about()
+    except SILENT:
+        return silent
+
+
+def _described(answer: Any) -> dict[str, str]:
+    """Return the names and values of an answer, which alternate in it."""
+    words = [] if isinstance(answer, Refused) else [text(word) for word in answer]
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _each_described(answer: Any) -> list[dict[str, str]]:
+    return [] if isinstance(answer, Refused) else [_described(one) for one in answer]
