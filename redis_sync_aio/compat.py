@@ -150,7 +150,7 @@ class Lock(RedisLock):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            exits = hub_of(self.redis).manager.settings.exits
+            exits = hub_of(self.redis).exits
             async with asyncio.timeout(None if error is None else exits.timeout_for(error)):
                 await self.release()
         except TimeoutError:
@@ -288,7 +288,7 @@ class Lock(RedisLock):
         resource.undo(token, b"", release_args=(GAP_MS,), done=answered)
         call, limit = None, resource.hub.retry_for
         with suppress(TimeoutError):
-            exits = resource.hub.manager.settings.exits
+            exits = resource.hub.exits
             async with asyncio.timeout(limit if error is None else exits.timeout_for(error)):
                 call = await outcome
         if call is None and error is not None:  # it leaves, and its clean-up goes on without us

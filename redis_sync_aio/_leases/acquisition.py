@@ -433,7 +433,7 @@ class Acquisition:
         resource, request = self._resource, self._request
         if self.call is not None and self.call.connection_error is not None:
             return self.call.connection_error
-        unheard = not self._queued and now() - self.sent > resource.hub.manager.settings.response_timeout - EARLY
+        unheard = not self._queued and now() - self.sent > resource.hub.options.response_timeout - EARLY
         cause = resource.hub.connection_error_of(resource.keys)
         if cause is not None or unheard:
             return unanswered(resource.keys, cause, within=within, script="acquire")

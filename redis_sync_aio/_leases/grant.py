@@ -30,13 +30,14 @@ from .._core.futures import FutureLike
 from .._core.keys import Keys, label_of
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext
 from ..errors._base import copy_error
-from .settings import ENDLESS, HELD, RELEASED, LeaseSettings, LeaseState
+from .settings import ENDLESS, HELD, RELEASED, LeaseState
 
 if TYPE_CHECKING:
     from .._client.replies import Argument, Reply
     from .._core.observers import Observation
     from .acquisition import Request
     from .hold import Acquiring
+    from .hub import Hub
     from .identities import IdentityRequests
 
 # -- The tasks that acquire leases, by weak references: a forgotten lease keeps no task alive ------------------
@@ -138,7 +139,7 @@ class LeaseManager(Protocol):
     """
 
     loop: asyncio.AbstractEventLoop
-    settings: LeaseSettings
+    hub: Hub
 
     def check_context(self) -> None: ...
     def stalled_since(self, time: float, /) -> float: ...
@@ -328,7 +329,7 @@ class Grant:
             if (error := leaving()) is None:
                 await outcome
             else:
-                await self.manager.settings.exits.in_time(outcome, self.name, self.is_releasing, error)
+                await self.manager.hub.exits.in_time(outcome, self.name, self.is_releasing, error)
         except GeneratorExit:  # as `outcome_of`, without a coroutine for each release
             undo_in(self.manager.loop, outcome.cancel)
             raise

@@ -257,7 +257,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
 
         All bodies that end meanwhile share this time. A second cancellation must not hide the error.
         """
-        cancelled, exits = isinstance(error, asyncio.CancelledError), grant.manager.settings.exits
+        cancelled, exits = isinstance(error, asyncio.CancelledError), grant.manager.hub.exits
         try:
             async with asyncio.timeout(exits.timeout_for(error)):
                 await grant.release()

@@ -44,7 +44,7 @@ from .grant import Grant
 from .manager import GrantManager
 from .options import HubOptions
 from .resource import Resource
-from .settings import Exits, LeaseSettings
+from .settings import Exits
 
 if TYPE_CHECKING:
     from .._core.observers import Observers
@@ -468,16 +468,8 @@ class Hub:
         self.link_events = LinkEvents(self)
         self.link = None if options.push == "never" else self._new_link()
         self._use(self.link or self._new_pool_executor())
-        self.manager = GrantManager(
-            self,
-            LeaseSettings(
-                client=self.client,
-                retry_for=self.retry_for,
-                response_timeout=options.response_timeout,
-                asked_response_timeout=options.asked_response_timeout,
-                exits=Exits(options.exit_timeout),
-            ),
-        )
+        self.exits = Exits(options.exit_timeout)
+        self.manager = GrantManager(self)
         self.closing = Closing(self, owned)
 
     # -- the way to the server -------------------------------------------------------------------------

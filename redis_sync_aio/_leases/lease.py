@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 from weakref import ReferenceType, ref
 
-from .._client.cluster import servers_of
 from .._client.replies import Reply, Words
 from .._core.arguments import Seconds, ttl_ms
 from .._core.keys import Keys, PermitKeys
@@ -62,24 +61,17 @@ class Ownership:
 
 
 class GrantGuard:
-    """The guard of `Lease.transaction`: the server confirms that all ``members`` of a grant are held."""
+    """The guard of `Lease.transaction`: the server confirms that all members of a grant are held."""
 
-    def __init__(
-        self,
-        grant: Grant,
-        members: Sequence[Grant],
-        *,
-        retry_for: float,
-        exit_timeout: float,
-        response_timeout: float | None,
-    ) -> None:
+    def __init__(self, grant: Grant) -> None:
+        manager, hub = grant.manager, grant.manager.hub
         self._grant = grant
-        self._members = [(member, Ownership(member.keys, member.wire_token)) for member in members]
+        self._members = [(member, Ownership(member.keys, member.wire_token)) for member in manager.members_of(grant)]
         self.keys = tuple(key for _, ownership in self._members for key in ownership.watched())
         self.name = grant.name
-        self.retry_for = retry_for
-        self.exit_timeout = exit_timeout
-        self.response_timeout = response_timeout
+        self.retry_for = hub.retry_for
+        self.exit_timeout = hub.options.exit_timeout
+        self.response_timeout = hub.options.asked_response_timeout
         self.check = grant.check
         self.committing = grant.committing
 
@@ -359,15 +351,7 @@ class GuardingLease(BaseLease):
         """
         grant = self._grant
         grant.check_context()
-        settings = grant.manager.settings
-        guard = GrantGuard(
-            grant,
-            grant.manager.members_of(grant),
-            retry_for=settings.retry_for,
-            exit_timeout=settings.exits.timeout,
-            response_timeout=settings.asked_response_timeout,
-        )
-        return GuardedTransaction(servers_of(settings.client), guard)
+        return GuardedTransaction(grant.manager.hub.servers, GrantGuard(grant))
 
 
 class WriteLease(GuardingLease):

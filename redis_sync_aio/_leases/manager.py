@@ -28,7 +28,7 @@ from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .grant import Grant
 from .renewals import Renewals
-from .settings import LeaseSettings, LeaseState
+from .settings import LeaseState
 
 if TYPE_CHECKING:
     from .._transport.call import Call
@@ -350,11 +350,10 @@ MIN_TICK = 0.005
 class GrantManager:
     """The manager of all grants of a coordinator; composes the timer, the renewals and the releases."""
 
-    def __init__(self, hub: Hub, settings: LeaseSettings) -> None:
-        self.settings: LeaseSettings = settings
+    def __init__(self, hub: Hub) -> None:
+        self.hub: Hub = hub
         self.check_context: Callable[[], None] = hub.check_context
         self.loop: asyncio.AbstractEventLoop = hub.loop
-        self._hub = hub
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self._late = 0.0
@@ -435,7 +434,7 @@ class GrantManager:
     def _look_at(self, lease: Grant, time: float) -> None:
         """Renew ``lease`` if it is due; lose it if its deadline has passed."""
         lease.look_at_shares(time)
-        if lease.state is not LeaseState.HELD or not self._hub.keeps(lease):
+        if lease.state is not LeaseState.HELD or not self.hub.keeps(lease):
             return
         if time >= lease.deadline:
             # A renewal in flight was sent in good time, so the server was out of reach, unless it refused (`cause_of`).
@@ -462,7 +461,7 @@ class GrantManager:
             yield
 
     def _look_at_shares(self) -> Iterator[None]:
-        for lease in self._hub.all_leases():
+        for lease in self.hub.all_leases():
             lease.look_at_shares(now())
             yield
 
@@ -472,13 +471,13 @@ class GrantManager:
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server of ``keys`` answers, or (``stalled``) its silence could not have been noticed."""
-        return self._hub.engine.executor.answering(keys, stalled)
+        return self.hub.engine.executor.answering(keys, stalled)
 
     # -- for grants ------------------------------------------------------------------------------------
 
     def forget(self, lease: Grant) -> None:
         """Let go of ``lease``, which is lost."""
-        self._hub.forget_lease(lease)
+        self.hub.forget_lease(lease)
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
         if lease.reason != "closed" and not lease.reusable and perhaps:
             # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
@@ -494,7 +493,7 @@ class GrantManager:
     def let_go(self, lease: Grant) -> None:
         """Forget ``lease``, which goes on without this process."""
         lease.state = LeaseState.RELEASED
-        self._hub.forget_lease(lease)
+        self.hub.forget_lease(lease)
         lease.notify_ended()
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
@@ -534,7 +533,7 @@ class GrantManager:
             done(call)
 
         time = now()
-        expires = min(lease.deadline, time + self.settings.retry_for, by)
-        call = send(self._hub.engine, Delivery(time, expires, answered))
+        expires = min(lease.deadline, time + self.hub.retry_for, by)
+        call = send(self.hub.engine, Delivery(time, expires, answered))
         in_flight.started(call)
         return call

@@ -1,4 +1,4 @@
-"""The settings of a coordinator's leases, and the states of a grant."""
+"""The states of a grant, and the exits of bodies that have failed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from weakref import WeakMethod
 
-from .._client.settings import RedisClient
 from .._core.cancellation import exit_timeout_of, give_up_on, outcome_of
 
 
@@ -25,18 +23,6 @@ class LeaseState(Enum):
 
 ENDLESS = math.inf  # a name of a module is found sooner than its attribute, and each grant needs it
 HELD, RELEASED = LeaseState.HELD, LeaseState.RELEASED
-
-
-@dataclass(frozen=True)
-class LeaseSettings:
-    """The client and the time limits of the leases of one coordinator; all times in seconds."""
-
-    client: RedisClient
-    retry_for: float
-    response_timeout: float
-    asked_response_timeout: float | None
-    """The time to wait for an answer, as the caller chose it; None: the timeout of its client."""
-    exits: Exits
 
 
 class Exits:

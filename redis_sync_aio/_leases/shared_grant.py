@@ -377,7 +377,6 @@ class Holdings(ABC):
         self.loop = hub.loop
         self.thread = get_ident()
         """The thread in which grants are handed on while the loop runs there; 0 when that has ended for good."""
-        self.settings = hub.manager.settings
         self.listed = False
         """Whether the parts are indexed by the task that acquired them."""
         self.line: deque[Waiting] = deque()

@@ -26,7 +26,7 @@ from .._leases.hold import Acquiring, LeaseContext, OnLost
 from .._leases.implicit import CoordinatorLike
 from .._leases.lease import GuardingLease
 from .._leases.resource import Resource
-from .._leases.settings import HELD, LeaseSettings, LeaseState
+from .._leases.settings import HELD, LeaseState
 from .._transport.call import Call
 from ..errors import AcquireTimeout, CommandRefused, LeaseLost, LossReason, WouldDeadlock
 from .base import LeaseOptions, Wanted, followed
@@ -35,6 +35,7 @@ from .lock import PlainLock
 if TYPE_CHECKING:
     from .._core.keys import Keys
     from .._inspection.views import NameView
+    from .._leases.hub import Hub
 
 __all__ = ["AsyncMultiLock", "MultiLease"]
 
@@ -187,7 +188,7 @@ class LeaseGroup:
         self.members: tuple[Grant, ...] = members
         self.shares: list[GroupGrant] = []
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.settings: LeaseSettings = members[0].manager.settings
+        self.hub: Hub = members[0].manager.hub
         self.token: bytes = b" ".join(member.wire_token for member in members)
         self.fence: int = max(member.fence for member in members)
         self._behind: list[ReferenceType[GroupGrant]] = []  # shares that were not released since a loss

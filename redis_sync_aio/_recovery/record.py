@@ -612,7 +612,7 @@ async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeou
     assert isinstance(lease, RobustGrant)  # the request asked for one
     record = lease.record = WorkRecord(resource.hub.manager)
     try:
-        await record.adopt(lease, max(ends, now() + lease.manager.settings.response_timeout))
+        await record.adopt(lease, max(ends, now() + resource.hub.options.response_timeout))
     except BaseException:
         undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
         raise
@@ -635,6 +635,6 @@ def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> Non
     """Make the lease that adopted the record before this one its writer again, if the identity has one."""
     manager, time = resource.hub.manager, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
-    delivery = Delivery(time, time + manager.settings.retry_for, manager.releases.in_flight.finished)
+    delivery = Delivery(time, time + resource.hub.retry_for, manager.releases.in_flight.finished)
     call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, delivery)
     manager.releases.in_flight.started(call)

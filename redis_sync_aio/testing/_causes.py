@@ -34,7 +34,7 @@ async def out_of_reach(grant: Grant) -> None:
     span = await _shorten(grant)
     if grant.state is not HELD:
         return
-    with _cut_off(manager._hub.executor, grant.keys, grant.wire_token):
+    with _cut_off(manager.hub.executor, grant.keys, grant.wire_token):
         manager.renewals.apply(grant, span)
         manager.renewals.renew(grant, round(LAST * 1000))
         await _ended(grant)

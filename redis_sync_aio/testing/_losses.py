@@ -173,7 +173,7 @@ async def _lose(grant: Grant, reason: LossReason) -> None:
     if reason == "taken":
         if isinstance(grant.keys, PermitKeys):
             raise ValueError("permits are never 'taken': others get permits of their own. Use reason 'expired'")
-        await _put(manager.settings.client, grant.keys.all[0], f"stolen:{secrets.token_hex(8)}", 60_000)
+        await _put(manager.hub.client, grant.keys.all[0], f"stolen:{secrets.token_hex(8)}", 60_000)
         await _notice(grant, "taken")
     elif reason == "expired":
         await _causes.free(grant)

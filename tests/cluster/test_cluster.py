@@ -208,7 +208,7 @@ async def test_a_bare_client(nodes: Nodes) -> None:
     async with nodes.client() as client:
         lock = AsyncLock(client, nodes.name_at(1))
         lease = await lock.acquire()
-        assert lease._grant.manager.settings.client is client
+        assert lease._grant.manager.hub.client is client
         body = asyncio.create_task(hold_for_ever(AsyncLock(client, nodes.name_at(2))))
         await wait_until(AsyncLock(client, nodes.name_at(2)).locked, FAST, timeout=15)
     with pytest.raises(LeaseLost, match="client was closed"):

@@ -244,8 +244,7 @@ def process_grants(sync: Coordinator) -> list[ProcessGrant]:
 
 def read_through(lease: GuardingLease, client: RedisClient) -> None:
     """Let the transactions of ``lease`` use another client."""
-    manager = lease._grant.manager
-    manager.settings = replace(manager.settings, client=client)
+    lease._grant.manager.hub.servers = servers_of(client)
 
 
 def was_used(sync: Coordinator) -> bool:
