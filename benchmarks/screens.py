@@ -26,7 +26,7 @@ from redis_sync_aio import Coordinator, wait_until
 from redis_sync_aio.cli._doctor import command
 from redis_sync_aio.cli._doctor.facts import Facts, facts_of, rights_of, servers
 from redis_sync_aio.cli._doctor.findings import LEVELS, Finding, of_rights, of_server
-from redis_sync_aio.cli._look import ls, show
+from redis_sync_aio.cli._look import render
 from redis_sync_aio.cli._look.top import TopScreen
 from redis_sync_aio.cli._session import Shared, connect
 from redis_sync_aio.embedded import EmbeddedServer
@@ -193,8 +193,8 @@ async def screens() -> dict[str, Console]:
         processes = [await stack.enter_async_context(Coordinator(client)) for client in clients[1:]]
         scene = Scene(clients[0], processes)
         await scene.set_up()
-        ls.show(found["ls"], await scene.look(), more=False)
-        show.print_all(found["show"], STUCK, [view for view in await scene.look() if view.name == STUCK])
+        render.print_names(found["ls"], await scene.look(), more=False)
+        render.print_name(found["show"], STUCK, [view for view in await scene.look() if view.name == STUCK])
         for second in range(LOOKS):
             top.take(await scene.look(), second)
             await scene.hand_over()

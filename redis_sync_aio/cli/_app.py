@@ -12,8 +12,7 @@ from redis_sync_aio import __version__
 from . import _bench as bench
 from . import _demo as demo
 from ._doctor import command as doctor
-from ._look import changes as watch
-from ._look import forget, ls, release, show, top
+from ._look import ending, looking, top
 from ._run import command as run
 from ._session import COMMON_EXITS, NAME, with_shared
 
@@ -54,11 +53,11 @@ def add(name: str, command: Callable[..., None], exits: Mapping[int, str], other
 
 add("doctor", with_shared(doctor.doctor), COMMON_EXITS | doctor.EXITS)
 add("run", with_shared(run.run), COMMON_EXITS | run.EXITS, run.ENDS)
-add("ls", with_shared(ls.ls), COMMON_EXITS | ls.EXITS)
-add("show", with_shared(show.show), COMMON_EXITS | show.EXITS)
+add("ls", with_shared(looking.ls), COMMON_EXITS | looking.LS_EXITS)
+add("show", with_shared(looking.show), COMMON_EXITS | looking.SHOW_EXITS)
 add("top", with_shared(top.top), COMMON_EXITS | top.EXITS)
-add("watch", with_shared(watch.watch), COMMON_EXITS | watch.EXITS)
-add("release", with_shared(release.release), COMMON_EXITS | release.EXITS)
-add("forget", with_shared(forget.forget), COMMON_EXITS | forget.EXITS)
+add("watch", with_shared(looking.watch), COMMON_EXITS | looking.WATCH_EXITS)
+add("release", with_shared(ending.release), COMMON_EXITS | ending.RELEASE_EXITS)
+add("forget", with_shared(ending.forget), COMMON_EXITS | ending.FORGET_EXITS)
 add("bench", with_shared(bench.bench), COMMON_EXITS | bench.EXITS)
 add("demo", demo.demo, demo.EXITS)

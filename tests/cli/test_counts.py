@@ -10,8 +10,8 @@ from rich.console import Console
 from redis_sync_aio import Coordinator
 from redis_sync_aio.cli._doctor.facts import Facts, Rights, SentinelFacts
 from redis_sync_aio.cli._doctor.findings import of_rights, of_sentinels, of_server
-from redis_sync_aio.cli._look.release import announced, held_by
-from redis_sync_aio.cli._look.show import state
+from redis_sync_aio.cli._look.ending import announced, held_by
+from redis_sync_aio.cli._look.render import state
 from redis_sync_aio.cli._look.top import TopScreen
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView

@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 from rich.console import Console
 
 from redis_sync_aio import Coordinator
-from redis_sync_aio.cli._look import ls
-from redis_sync_aio.cli._look.changes import changes, keyed
+from redis_sync_aio.cli._look import render
+from redis_sync_aio.cli._look.looking import changes, keyed
 from redis_sync_aio.cli._look.top import TopScreen
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
@@ -241,7 +241,7 @@ def test_a_table_fits_whatever_its_rows_are() -> None:
     """A long name in one row, a long holder in another: each is shortened at its front, nothing at its end."""
     rows = [named(holder("t", host="h" * 60), name="short:1"), named(holder("t"), name="n" * 90 + ":42")]
     console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(ls.table(rows, 80))
+    console.print(render.table(rows, 80))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, printed.splitlines())) <= 80
     assert "n:42 " in printed

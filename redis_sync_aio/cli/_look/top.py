@@ -11,6 +11,7 @@ import termios
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -23,10 +24,8 @@ from redis_sync_aio import SyncError
 from redis_sync_aio.inspection import NameView, inspect
 
 from .._session import USAGE, Failure, Session, Shared, counted, execute
-from . import ls, words
-from .changes import Interval, Key, Rates, changes, keyed
-from .ls import Pattern
-from .show import lines
+from . import render
+from .looking import Interval, Key, Pattern, Rates, changes, keyed
 
 # -- The screen of ``top`` and its keys. It knows neither the server nor the terminal --------------------------
 
@@ -49,9 +48,9 @@ class TopScreen:
         self._views: dict[Key, NameView] = {}
         self._looked: float | None = None
         self._sorts: dict[str, Callable[[NameView], tuple[object, ...]]] = {
-            "waiters": lambda it: (-it.waiting, -(words.longest_wait(it) or 0.0), it.name),
-            "longest wait": lambda it: (-(words.longest_wait(it) or 0.0), it.name),
-            "time held": lambda it: (-(words.held_for(it) or 0.0), it.name),
+            "waiters": lambda it: (-it.waiting, -(render.longest_wait(it) or 0.0), it.name),
+            "longest wait": lambda it: (-(render.longest_wait(it) or 0.0), it.name),
+            "time held": lambda it: (-(render.held_for(it) or 0.0), it.name),
             "grants": lambda it: (-self.rates.grants_of((it.kind, it.name)), it.name),
             "name": lambda it: (it.name, it.kind),
         }
@@ -128,7 +127,7 @@ class TopScreen:
             body = [Text("nothing is held or waited for")]
         elif self._filter and self._views and not self._shown():
             every = "the only one" if len(self._views) == 1 else f"all {len(self._views):,}"
-            body = [Text(f"no name has {words.plain(self._filter)!r} in it: Esc shows {every}")]
+            body = [Text(f"no name has {render.plain(self._filter)!r} in it: Esc shows {every}")]
         else:
             body = [self._table(width, height)]
         footer = f"/{self._filter}▏" if self._typing else HELP
@@ -147,10 +146,10 @@ class TopScreen:
         first = f"{self.address}  every {self.interval:g}s  {seen}"
         second = f"{', '.join(rates)}  by {self._sort}"
         if self._filter and not self._typing:
-            second += f"  /{words.plain(self._filter)}"
-        found = [Text(words.plain(first), style="bold"), Text(second, style="dim")]
+            second += f"  /{render.plain(self._filter)}"
+        found = [Text(render.plain(first), style="bold"), Text(second, style="dim")]
         if self.error:
-            found[1] = Text(words.plain(self.error), style="red")
+            found[1] = Text(render.plain(self.error), style="red")
         for text in found:
             text.no_wrap, text.overflow = True, "ellipsis"
         return found
@@ -159,25 +158,16 @@ class TopScreen:
         views, rows = self._shown(), max(1, height - HEAD)
         self._at = max(0, min(self._at, len(views) - 1))
         first = max(0, self._at - rows + 1)
-        found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("NAME", "KIND", "HELD BY"):
-            found.add_column(title, no_wrap=True)
-        for title in ("FOR", "LEFT", "WAIT", "LONGEST", "GRANT/S"):
-            found.add_column(title, justify="right", no_wrap=True)
-        seen = views[first : first + rows]
-        widths = ls.widths_of(seen, max(16, width - 50))
-        for number, view in enumerate(seen, first):
-            rate = self.rates.grants_of((view.kind, view.name))
-            cells = [*ls.cells(view, widths), Text(f"{rate:.1f}" if rate else "")]
-            found.add_row(*cells, style="reverse" if number == self._at else "yellow" if view.problems else "")
-        return found
+        selected = views[self._at] if views else None
+        rate = self.rates.grants_of
+        return render.table(views[first : first + rows], width, lambda it: rate((it.kind, it.name)), selected)
 
     def _opened(self, height: int) -> list[Text | Table]:
         assert self._open is not None
         view = self._views.get(self._open)
         if view is None:
-            return [Text(f"{words.plain(self._open[1])}: nobody holds it or waits for it now")]
-        found: list[Text | Table] = [*lines(view)]
+            return [Text(f"{render.plain(self._open[1])}: nobody holds it or waits for it now")]
+        found: list[Text | Table] = [*render.lines(view)]
         return found[: max(1, height - HEAD)]
 
 
@@ -252,7 +242,7 @@ async def sample(
 def print_sample(session: Session, screen: TopScreen) -> None:
     """Print one look as JSON."""
     rates = {what: round(screen.rates.of(what), 3) for what in ("granted", "released", "expired", "left")}
-    value: dict[str, Any] = {"names": words.each_json(screen.views), "per_second": rates}
+    value: dict[str, Any] = {"names": [asdict(view) for view in screen.views], "per_second": rates}
     session.output.json(value | ({"error": screen.error} if screen.error else {}))
 
 

@@ -1,4 +1,4 @@
-"""``release``: end a lease from outside, with a question first."""
+"""The commands that end something from outside, with a question first: ``release`` and ``forget``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from redis_sync_aio._core.display import bytes_of
 from redis_sync_aio._core.keys import NEVER_HELD
 from redis_sync_aio._inspection.views import Kind
 from redis_sync_aio.inspection import HolderView, NameView, escape, inspect
+from redis_sync_aio.jobs import forget as forget_mark
+from redis_sync_aio.jobs import slot_name
 from redis_sync_aio.types import ReadSide
 
 from .._session import DENIED, INTERRUPTED, USAGE, Failure, Session, Shared, execute
-from . import words
-from .show import Name
+from . import render
+from .looking import Name
 
-EXITS = {
+NOTHING = 1
+RELEASE_EXITS = {
     0: "it was released",
     1: "nothing was changed: nobody holds it so, or the answer was no",
     2: "nothing was changed: nobody can be asked (add --yes), several hold it (choose one), or wrong usage",
 }
-NOTHING = 1
+FORGET_EXITS = {
+    0: "it was forgotten",
+    NOTHING: "nothing was changed: nothing is known of it, or the answer was no",
+    USAGE: "nothing was changed: nobody can be asked (add --yes), or wrong usage",
+}
 MOST = 10_000
 """Holders of one name that are looked through."""
 
@@ -53,7 +60,7 @@ class Choice:
     def means(self, holder: HolderView) -> bool:
         """Return whether this holder is meant."""
         if self.token is not None:
-            return self.token in (holder.token, words.plain(holder.token))  # the latter is what `show` prints
+            return self.token in (holder.token, render.plain(holder.token))  # the latter is what `show` prints
         if self.host is not None:
             return holder.host == self.host and self.pid in (None, holder.pid)
         return True
@@ -99,16 +106,16 @@ async def release_name(session: Session, name: str, kind: Choices | None, choice
     views = [it for it in asked if it.holders and it.kind not in NEVER_HELD]
     if not views:
         for refused in (one for it in asked for one in it.problems if one.code == "unreadable"):
-            raise Failure(f"{words.plain(name)!r} is not readable: {words.plain(refused.meaning)}", DENIED)
+            raise Failure(f"{render.plain(name)!r} is not readable: {render.plain(refused.meaning)}", DENIED)
         as_what = "" if kind is None else f" as a {'read/write lock' if kind == 'read_write' else kind}"
-        return report(session, name, [], f"nobody holds {words.plain(name)!r}{as_what}")
+        return report(session, name, "released", [], f"nobody holds {render.plain(name)!r}{as_what}")
     if len(views) > 1:
         kinds = ", ".join(it.kind for it in views)
-        raise Failure(f"several have the name {words.plain(name)!r}: choose one of them by --kind ({kinds})", USAGE)
+        raise Failure(f"several have the name {render.plain(name)!r}: choose one of them by --kind ({kinds})", USAGE)
     (view,) = views
     meant = [it for it in view.holders if choice.means(it)]
     if not meant:
-        return report(session, name, [], f"{held_by(view)} it, not the one that you named")
+        return report(session, name, "released", [], f"{held_by(view)} it, not the one that you named")
     if not choice.named and (len(view.holders) > 1 or meant[0].foreign):
         how = "--token or --force" if meant[0].foreign else "--token, --host or --force"
         raise Failure(f"{held_by(view)} it: choose by {how}", USAGE)
@@ -118,14 +125,15 @@ async def release_name(session: Session, name: str, kind: Choices | None, choice
         await ask(session, "\n".join(announced(view, meant)))
     ended = await end(session, view, meant, choice.force)
     if not ended:
-        return report(session, name, [], "nothing was changed: it is not held so any more")
+        return report(session, name, "released", [], "nothing was changed: it is not held so any more")
     count = f" {len(ended)} of {len(meant)} leases" if len(meant) > 1 else ""
-    return report(session, name, ended, f"released{count}: {', '.join(map(words.lease, ended))}")
+    said = f"released{count}: {', '.join(map(render.lease, ended))}"
+    return report(session, name, "released", [it.token for it in ended], said)
 
 
 def held_by(view: NameView) -> str:
     """Return "worker-3:7 holds", or "worker-3:7 +1 hold" for several holders."""
-    return f"{words.holders(view)} {'holds' if len(view.holders) == 1 else 'hold'}"
+    return f"{render.holders(view)} {'holds' if len(view.holders) == 1 else 'hold'}"
 
 
 async def ask(session: Session, what: str, question: str = "Release it?") -> None:
@@ -166,10 +174,10 @@ async def answered(question: str) -> bool:
 
 def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
     """Return what will happen, in sentences."""
-    lines = [f"{words.plain(view.name)} ({view.kind}) at {view.server}"]
+    lines = [f"{render.plain(view.name)} ({view.kind}) at {view.server}"]
     for it in meant:
-        since = f" after {words.seconds(it.held_for)}" if it.held_for is not None else ""
-        lines.append(f"- {words.party(it)} loses it{since} (token {words.plain(it.token)}).")
+        since = f" after {render.seconds(it.held_for)}" if it.held_for is not None else ""
+        lines.append(f"- {render.party(it)} loses it{since} (token {render.plain(it.token)}).")
     if any(it.foreign for it in meant):
         lines.append("- Another program wrote that value. It is deleted, and that program does not notice.")
     if any(not it.foreign and it.connected is not False for it in meant):
@@ -183,8 +191,8 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
         when = "when a resize raises the limit, which is 0 (paused)"
     if living:
         more = f" {len(living)} wait in all." if len(living) > 1 else ""
-        lines.append(f"- The next waiter gets it {when}: {words.party(living[0])}.{more}")
-    elif words.unreadable(view):
+        lines.append(f"- The next waiter gets it {when}: {render.party(living[0])}.{more}")
+    elif render.unreadable(view):
         lines.append(f"- The next waiter, if there is one, gets it {when}.")
     else:
         lines.append("- Nobody waits for it, so it will be free.")
@@ -215,8 +223,39 @@ def _primitive(sync: Coordinator, kind: Kind, name: str) -> AsyncLock | AsyncSem
     return AsyncLock(sync, name)  # also of a robust lock: its record stays, for the next holder to take over
 
 
-def report(session: Session, name: str, ended: Sequence[HolderView], said: str) -> int:
-    """Print what was done; return the exit code."""
-    value = {"name": name, "released": [it.token for it in ended], "message": said}
-    session.output.show(value, lambda console: console.print(said, markup=False, soft_wrap=True))
+def report(session: Session, name: str, what: str, ended: object, said: str) -> int:
+    """Print what was done, and in JSON what was ended; return the exit code."""
+    session.output.show(
+        {"name": name, what: ended, "message": said},
+        lambda console: console.print(said, markup=False, soft_wrap=True),
+    )
     return 0 if ended else NOTHING
+
+
+def forget(
+    shared: Shared,
+    name: Name,
+    slot: Annotated[str, typer.Option(metavar="S", help="The slot, if it is not part of NAME.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Forget what became of a job or a request, so that its next call runs.
+
+    NAME is a name of `once` or `once_per`, or a key of `idempotent`; ls --all lists them. Says what will happen and
+    asks first. A run that is in progress is not ended, and is remembered when it ends.
+    """
+    execute(shared, lambda session: forget_name(session, slot_name(name, slot), yes))
+
+
+async def forget_name(session: Session, name: str, yes: bool) -> int:
+    """Find the mark, ask, and delete it."""
+    found = await inspect(session.client, escape(name), shown=1, idle=True, prefix=session.prefix)
+    mark = next((view.mark for view in found if view.mark is not None), None)
+    if mark is None:
+        return report(session, name, "forgotten", None, f"nothing is known of a job {render.plain(name)!r}")
+    if not yes:
+        await ask(session, f"The job {render.plain(name)!r} is {render.mark(mark)}. Its next call runs.", "Forget it?")
+    async with Coordinator(session.client, prefix=session.prefix, push="never") as sync:
+        if not await forget_mark(sync, name):
+            return report(session, name, "forgotten", None, "nothing was changed: it is not remembered any more")
+    said = f"forgotten: {render.plain(name)!r} was {render.mark(mark)}"
+    return report(session, name, "forgotten", mark.state or "unknown", said)

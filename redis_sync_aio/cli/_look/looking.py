@@ -1,4 +1,4 @@
-"""The changes between two looks, and ``watch``, which prints a line for each."""
+"""The commands that look: ``ls``, ``show`` and ``watch``, and the changes between two looks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,82 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from redis_sync_aio import SyncError
-from redis_sync_aio.inspection import HolderView, NameView, WaiterView, inspect
+from redis_sync_aio._inspection.views import check
+from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
 
-from .._session import Session, Shared, complain, execute
-from . import words
-from .ls import finished
+from .._session import Session, Shared, complain, execute, not_empty
+from . import render
+
+
+def finished(pattern: str) -> str:
+    """Return a pattern of the command line; raise BadParameter if it is empty, or has no end."""
+    try:
+        check(not_empty(pattern).encode())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return pattern
+
+
+Pattern = Annotated[
+    str, typer.Argument(help="A pattern of names, as in KEYS: 'orders:*'.", show_default=False, callback=finished)
+]
+Name = Annotated[str, typer.Argument(help="The exact name.", show_default=False, callback=not_empty)]
+LS_EXITS = {0: "the names were listed, also when there are none"}
+SHOW_EXITS = {0: "it is held, waited for, or remembered", 1: "the server knows nothing of that name"}
+WATCH_EXITS = {0: "whatever reads the output has closed it"}
+
+
+def ls(
+    shared: Shared,
+    pattern: Pattern = "*",
+    idle: Annotated[bool, typer.Option("--all", "-a", help="Also names that nobody holds or waits for now.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="List N names at most.")] = 1000,
+) -> None:
+    """List what is held or waited for: locks, semaphores, read/write locks, events, latches and barriers.
+
+    In a pipe: tab-separated name, kind, holder, seconds held, seconds left, waiters, longest wait, problems. Only
+    reads are sent to the server.
+    """
+    execute(shared, lambda session: list_names(session, pattern, limit, idle))
+
+
+async def list_names(session: Session, pattern: str, limit: int, idle: bool) -> int:
+    """Print the names that match."""
+    found = await inspect(session.client, pattern, limit=limit + 1, shown=10, idle=idle, prefix=session.prefix)
+    views, more = found[:limit], len(found) > limit
+    value = {"names": [asdict(view) for view in views], "more": more}
+    session.output.show(value, lambda console: render.print_names(console, views, more))
+    return 0
+
+
+def show(
+    shared: Shared,
+    name: Name,
+    shown: Annotated[
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show N holders and N waiters at most.")
+    ] = 100,
+) -> None:
+    """Show the holders of a name, its waiters and since when they wait, and what looks wrong.
+
+    Only reads are sent to the server.
+    """
+    execute(shared, lambda session: show_name(session, name, shown))
+
+
+async def show_name(session: Session, name: str, shown: int) -> int:
+    """Print what stands under a name."""
+    views = await inspect(session.client, escape(name), shown=shown, idle=True, prefix=session.prefix)
+    value = {"names": [asdict(view) for view in views]}
+    session.output.show(value, lambda console: render.print_name(console, name, views))
+    return 0 if views else 1
+
+
+# -- The changes between two looks, and their rates ------------------------------------------------------------
 
 What: TypeAlias = Literal["granted", "released", "expired", "waits", "left"]
 Key: TypeAlias = tuple[str, str]
@@ -37,15 +103,11 @@ class Change:
     seconds: float | None = None
     """For how long it was held or waited for, as far as is known; of a new grant: how long it waited."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as --json prints it."""
-        return asdict(self)
-
     def line(self) -> str:
         """Return it as text."""
-        time = "" if self.seconds is None else f" after {words.seconds(self.seconds)}"
+        time = "" if self.seconds is None else f" after {render.seconds(self.seconds)}"
         fence = f", fence {self.fence}" if self.fence and self.what == "granted" else ""
-        return f"{words.plain(self.name)}  {self.what}  {self.party}{time}{fence}"
+        return f"{render.plain(self.name)}  {self.what}  {self.party}{time}{fence}"
 
 
 def keyed(views: Sequence[NameView]) -> dict[Key, NameView]:
@@ -84,7 +146,7 @@ def _of_name(before: NameView | None, after: NameView | None, elapsed: float) ->
 
 def _change(what: What, view: NameView, one: HolderView | WaiterView, time: float | None) -> Change:
     fence = one.fence if isinstance(one, HolderView) else None
-    return Change(what, view.name, view.kind, one.token, words.party(one), fence, time)
+    return Change(what, view.name, view.kind, one.token, render.party(one), fence, time)
 
 
 def _holders(view: NameView | None) -> dict[tuple[str, int | None], HolderView]:
@@ -129,7 +191,6 @@ class Rates:
 # -- ``watch``: a line for each change -------------------------------------------------------------------------
 
 
-EXITS = {0: "whatever reads the output has closed it"}
 MOST = 100_000
 """Names that are looked at."""
 
@@ -182,6 +243,6 @@ def tell(session: Session, change: Change) -> None:
     """Print one change, with the time of day."""
     at = datetime.now().astimezone()
     if session.output.as_json:
-        session.output.json({"time": at.isoformat(timespec="milliseconds"), **change.as_json()})
+        session.output.json({"time": at.isoformat(timespec="milliseconds"), **asdict(change)})
     else:
         print(f"{at:%H:%M:%S}  {change.line()}")
