@@ -15,6 +15,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TypeAlias, cast
 
 from .._client.settings import Client
@@ -126,18 +127,22 @@ class Limit:
         if not callable(app):
             raise TypeError(f"app must be an ASGI application, not {app!r}")
         self.app = app  # as middleware of Starlette calls it
-        self._limit = permit_limit(limit, "limit")
         self._client = None if client is None else _web.check_source(client)
-        self._name = name
         self._timeout = timeout_seconds(timeout)
-        self._ttl = ttl_ms(ttl) / 1000
-        self._max_waiting = None if max_waiting is None else count(max_waiting, "max_waiting")
         self._status = _web.check_status(status)
         self._retry_after = str(count(retry_after, "retry_after"))
         self.applies_to = applies_to
         if not isinstance(name, str):
             raise TypeError(f"name must be str, not {name!r}")
         permit_keys(name.encode(), "sem")
+        self._make = partial(
+            AsyncSemaphore,
+            name=name,
+            limit=permit_limit(limit, "limit"),
+            on_mismatch="keep",
+            ttl=ttl_ms(ttl) / 1000,
+            max_waiting=None if max_waiting is None else count(max_waiting, "max_waiting"),
+        )
         if applies_to is not None:
             require_function(applies_to, "applies_to")
 
@@ -175,14 +180,7 @@ class Limit:
         else:
             client = self._client() if callable(self._client) else self._client
             client_of(client)
-        return AsyncSemaphore(
-            client,
-            self._name,
-            limit=self._limit,
-            on_mismatch="keep",
-            ttl=self._ttl,
-            max_waiting=self._max_waiting,
-        )
+        return self._make(client)
 
 
 class _Request:
