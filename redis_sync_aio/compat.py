@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary, ref
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
-from ._client.replies import Reply, redis_errors
+from ._client.replies import redis_errors
 from ._client.settings import Client, RedisClient, encode
 from ._client.valkey_py import accepted
 from ._core import logs
@@ -41,7 +41,7 @@ from ._core.cancellation import give_up_on, leaving, redeliver_cancellation
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
-from ._engine.commands import Send, read_renew
+from ._engine.commands import read_renew
 from ._leases.acquisition import Request, acquire
 from ._leases.grant import Grant
 from ._leases.hold import Acquired
@@ -332,7 +332,10 @@ class Lock(RedisLock):
     async def _set(self, token: bytes, duration: float, what: str) -> Literal[True]:
         ms, sent = round(duration * 1000), now()
         if ms > 0:
-            reply = await self._ask(lambda commands, delivery: commands.renew(self._keys, token, delivery, ttl_ms=ms))
+            with redis_errors():
+                reply = await hub_of(self.redis).ask(
+                    lambda commands, delivery: commands.renew(self._keys, token, delivery, ttl_ms=ms)
+                )
             done = read_renew(reply) is Renewed.RENEWED
         else:
             done = await self._give_back(token, forget=False)
@@ -358,10 +361,6 @@ class Lock(RedisLock):
         with redis_errors():
             view = await hub_of(self.redis).look(self._keys, 1, whole=False)
         return view.holders[0] if view.holders else None
-
-    async def _ask(self, send: Send) -> Reply:
-        with redis_errors():
-            return await hub_of(self.redis).ask(send)
 
     def _stored(self) -> bytes | None:
         token: str | bytes | None = getattr(self.local, "token", None)  # not set in other threads; str if set by hand

@@ -15,14 +15,14 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, get_args
 from weakref import ref
 
-from .._client.replies import Argument, Reply, ReplyError, Words, refusal
+from .._client.replies import Argument, ReplyError, Words, refusal
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, count, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from .._core.cancellation import undo_in
 from .._core.display import bytes_of, text
 from .._core.keys import LABEL_MARK, Engine, Keys, labelled
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._engine.commands import Answer, Commands, Delivery, Send
+from .._engine.commands import Answer, Commands, Delivery
 from .._engine.watch_dialogue import checked
 from .._engine.watch_permits import state_alone
 from .._leases.acquisition import Request, acquire, attach, never_refused, refused_if_full
@@ -384,9 +384,6 @@ class Primitive(LeaseContext[L]):
     def _known(self) -> Resource | None:
         """Return the name as this process sees it, if there is anything to see."""
         return self._at_work().known(self._keys)
-
-    async def _ask(self, send: Send) -> Reply:
-        return await self._at_work().ask(send)
 
     def _shown_label(self, label: str | None) -> str:
         """Return the label of a request, for which the caller gave ``label``, as events show it."""

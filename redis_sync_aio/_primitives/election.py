@@ -74,18 +74,6 @@ class _Seat(LockBase[Term]):
         self._label = labelled(label)
         super().__init__(client, name, lock_keys, options)
 
-    def end_with_drain(self, term: Term) -> None:
-        """Let a drain of the coordinator end ``term`` immediately. Raises CoordinatorClosed if it has begun."""
-        term._grant.ends_with_drain = True
-        self._resource()
-
-    async def resign(self) -> bool:
-        """Release what this process holds; return whether that was anything."""
-        held = self._held()
-        for grant in held:
-            await grant.release()
-        return bool(held)
-
 
 class LeaderElection(Face[_Seat]):
     """An election among processes: at most one of the candidates leads at a time, and the next one takes over.
@@ -210,7 +198,8 @@ class LeaderElection(Face[_Seat]):
             results: list[R] = []
             try:
                 async with self.lead() as term:
-                    self._on.end_with_drain(term)
+                    term._grant.ends_with_drain = True
+                    self._on._resource()  # raises CoordinatorClosed if a drain has begun
                     working = work(term)
                     if not isawaitable(working):
                         raise TypeError(f"work must be a coroutine function: {shown(work)} returned {shown(working)}")
@@ -241,7 +230,10 @@ class LeaderElection(Face[_Seat]):
 
         On cancellation the release goes on in the background.
         """
-        return await self._on.resign()
+        held = self._on._held()
+        for grant in held:
+            await grant.release()
+        return bool(held)
 
     async def leader(self) -> Leader | None:
         """Return the present leader, or None if nobody leads. One round trip.
