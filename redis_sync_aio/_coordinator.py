@@ -69,7 +69,7 @@ class Coordinator:
         claim: How long a lock that is handed to a waiter is granted at first, 0.01 to ten years. Its first renewal,
             after a sixth of that, extends it to the full ttl. This limits what a stopped waiter costs the others: less
             than 5 seconds by default. An event loop that stalls for longer right after a hand-over loses the lease.
-        retry_for: How long a command is repeated while Redis is out of reach, before Unreachable is raised. Default 10.
+        retry_for: How long a command is repeated while Redis is unreachable, before Unreachable is raised. Default 10.
             The last attempt has at least 0.05 seconds.
         exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which
             then goes on in the background. `aclose` waits as long for each answer.
@@ -163,7 +163,7 @@ class Coordinator:
         """Release what is held, end what waits, and close the connection. Idempotent; one round trip.
 
         Bodies that still run are cancelled with LeaseLost (reason "closed"). Waiters get CoordinatorClosed. When Redis
-        is out of reach, no release is awaited for longer than ``exit_timeout``; it then ends with its ttl. The end of
+        is unreachable, no release is awaited for longer than ``exit_timeout``; it then ends with its ttl. The end of
         the event loop closes in the same way.
 
         Args:

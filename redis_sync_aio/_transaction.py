@@ -85,7 +85,7 @@ async def transaction(
             again when the answer to EXEC was lost.
         exactly_once: When the answer to EXEC was lost, find out whether EXEC was executed, and run the body again only
             if it was not. A marker is written with the rest for that, and stays on the server for a minute. While Redis
-            is out of reach this takes up to 20 seconds, also beyond ``timeout``; then OutcomeUnknown is raised.
+            is unreachable this takes up to 20 seconds, also beyond ``timeout``; then OutcomeUnknown is raised.
         escalate_after: After so many conflicts, take a turn on these keys in a fair lock until the commit. If another
             client has a turn, take one immediately. Contention then costs a queue instead of a storm of retries. All
             transactions that often write these keys should use it: a turn does not help against the others. It needs
@@ -99,7 +99,7 @@ async def transaction(
         Conflict: The keys were changed during each attempt, until attempts or time were used up. Nothing was written.
         OutcomeUnknown: The answer to EXEC was lost, and nothing tells whether it was executed. For an idempotent body
             also when another of these errors ended a later run, which is then the cause.
-        Unreachable: Redis was out of reach before EXEC was sent. Nothing was written. Without a ``timeout`` it is
+        Unreachable: Redis was unreachable before EXEC was sent. Nothing was written. Without a ``timeout`` it is
             tried for 10 seconds (``retry_for`` of a `Coordinator`). The command in flight then ends by
             ``socket_timeout`` of the client (None: no limit) or ``response_timeout`` of the `Coordinator`.
         CommandRefused: Redis refused a command. Nothing was written. PermissionDenied if the user may not use MULTI or

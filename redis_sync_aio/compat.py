@@ -47,7 +47,7 @@ from ._leases.grant import Grant
 from ._leases.hold import Acquired
 from ._leases.implicit import hub_of, keys_of
 from ._leases.waits import LAST_LOOK
-from ._scripts.constants import FOREVER, Released, Renewed
+from ._scripts.constants import FOREVER, ReleaseReply, Renewed
 from ._transport.call import Call
 from .errors import SyncError, Unreachable
 
@@ -270,7 +270,7 @@ class Lock(RedisLock):
             # An earlier copy of this release may have been executed, and its answer lost or not waited for. Before our
             # deadline nobody but us can have ended the lock, so then it was that copy (P4).
             surely_ours = latest.token == token and call.sent < latest.deadline
-            return call.reply == Released.RELEASED or (surely_ours and (call.ambiguous or uncertain))
+            return call.reply == ReleaseReply.RELEASED or (surely_ours and (call.ambiguous or uncertain))
 
         def answered(call: Call) -> None:
             resource.forget_if_idle()

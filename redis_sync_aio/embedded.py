@@ -196,7 +196,7 @@ class EmbeddedServer:
             self._processes, self._paused = (), False
 
     def pause(self) -> None:
-        """Stall the server by SIGSTOP, and return once it stands still. RuntimeError if it is dead."""
+        """Stall the server by SIGSTOP, and return once it has stopped. RuntimeError if it is dead."""
         os.kill(self.pid, signal.SIGSTOP)
         if not self._paused:  # the kernel reports one stop once: a second wait would block
             _, status = os.waitpid(self.pid, os.WUNTRACED)

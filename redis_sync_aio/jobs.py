@@ -61,7 +61,7 @@ from ._leases.hold import leave_unentered
 from ._leases.implicit import CoordinatorLike, keys_of
 from ._leases.lease import Lease
 from ._primitives.lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip, checked_source
-from ._primitives.mark import Mark
+from ._primitives.mark import JobMark
 from ._transaction import transaction
 from ._transactions.handle import Transaction
 from .errors import CommandRefused, FingerprintMismatch, LeaseLost, NotHeld, ResultNotKept, RunInterrupted, SyncError
@@ -173,7 +173,7 @@ class _Work:
     def __init__(self, client: Client | CoordinatorLike, name: str, options: _Options, pattern: str = "") -> None:
         self._lock = AsyncLock(client, name, ttl=options.ttl)
         self._lock._pattern = pattern
-        self._mark = Mark(client, self._lock._keys, options.keep_ms)
+        self._mark = JobMark(client, self._lock._keys, options.keep_ms)
         self._options = options
 
 
@@ -427,7 +427,7 @@ def idempotent(
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
             own, *rest = names(args, kwargs)
             own_print = hashlib.sha256("".join(rest).encode()).hexdigest()
-            request = _Request(client_of_call(), own, options, own_print, codec)
+            request = _JobCall(client_of_call(), own, options, own_print, codec)
             result: R = await request.answer(functools.partial(function, *args, **kwargs))
             return result
 
@@ -436,7 +436,7 @@ def idempotent(
     return decorate
 
 
-class _Request(_Work):
+class _JobCall(_Work):
     """One call with a name, of which one runs."""
 
     _answered = False

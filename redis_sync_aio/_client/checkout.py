@@ -340,7 +340,7 @@ def _start(work: Any, name: str) -> asyncio.Task[Any]:
 # -- Connections of redis-py that lead to the present primary of a shard, and pools of them --------------------
 
 
-class Address(NamedTuple):
+class NodeAddress(NamedTuple):
     """The address at which a node listens."""
 
     host: str
@@ -380,7 +380,7 @@ class _Following:
             try:
                 await above.connect()
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
-                shard.unreachable(Address(self.host, self.port))
+                shard.unreachable(NodeAddress(self.host, self.port))
                 raise
             finally:
                 del shard.connecting[limit]
@@ -395,7 +395,7 @@ class _Following:
             answer = error
         except redis.exceptions.ClusterDownError:
             if self.shard is not None:
-                self.shard.down(Address(self.host, self.port))
+                self.shard.down(NodeAddress(self.host, self.port))
             raise
         # Outside the handler: else the reply would be its context, and taken for an earlier attempt.
         if self.shard is None:

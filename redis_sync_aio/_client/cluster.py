@@ -28,7 +28,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from .._core.clock import now
 from .._core.display import listed
-from .checkout import Address, SlotPool, following
+from .checkout import NodeAddress, SlotPool, following
 from .redis_py import bared, close_idle, on_close, opening, owner_of, write
 from .replies import pack
 from .settings import RedisClient, address_of
@@ -53,7 +53,7 @@ class Range(NamedTuple):
 
     first: int
     last: int
-    nodes: list[Address]
+    nodes: list[NodeAddress]
 
 
 def not_now(answer: str, slot: str | int, node: str) -> str:
@@ -76,24 +76,24 @@ class ClusterNodes:
     def __init__(self, client: RedisCluster, options: dict[str, Any]) -> None:
         self._client = ref(client)
         self._options = options
-        self._nodes: list[Address] = []  # in the order in which they are asked
-        self._hint: Address | None = None  # the node that the latest MOVED named, until it is asked
-        self._failed: dict[Address, float] = {}  # local clock
+        self._nodes: list[NodeAddress] = []  # in the order in which they are asked
+        self._hint: NodeAddress | None = None  # the node that the latest MOVED named, until it is asked
+        self._failed: dict[NodeAddress, float] = {}  # local clock
         # The first nodes may be a name that always leads to the cluster; the client's manager forgets them, and so does
         # the client before redis-py 7.0.
         seeds = getattr(client, "startup_nodes", None) or client.nodes_manager.startup_nodes.values()
-        self._seeds = [Address(node.host, int(node.port)) for node in seeds]
+        self._seeds = [NodeAddress(node.host, int(node.port)) for node in seeds]
         self.seeds: str = ", ".join(f"{host}:{port}" for host, port in self._seeds[:3])
         """The addresses that the client was made with, for messages; at most three."""
-        self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest one: node, reply, meaning
+        self._answer: tuple[NodeAddress, Any, list[Range]] | None = None  # the latest one: node, reply, meaning
 
     def ask_first(self, address: str) -> None:
         """Ask the node at ``address`` ("host:port") before all others next time, as it is likely to know."""
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():
-            self._hint = Address(host, int(port))  # remapped later, as that may raise anything
+            self._hint = NodeAddress(host, int(port))  # remapped later, as that may raise anything
 
-    def ask_last(self, node: Address) -> None:
+    def ask_last(self, node: NodeAddress) -> None:
         """Ask all other nodes before ``node`` next time."""
         self._failed[node] = now()
 
@@ -134,7 +134,7 @@ class ClusterNodes:
             f"none of {len(candidates)} nodes of the cluster answers; the last one: {failure}"
         ) from failure
 
-    def _candidates(self) -> list[Address]:
+    def _candidates(self) -> list[NodeAddress]:
         """Return the nodes in the order in which to ask them.
 
         Each time another node is the first, since one node's answer may be old. The seeds, and nodes that failed
@@ -142,13 +142,13 @@ class ClusterNodes:
         """
         client = self._client()
         startup = [] if client is None else client.nodes_manager.startup_nodes.values()
-        known = list(dict.fromkeys((*self._nodes, *(Address(node.host, int(node.port)) for node in startup))))
+        known = list(dict.fromkeys((*self._nodes, *(NodeAddress(node.host, int(node.port)) for node in startup))))
         self._nodes = [*known[1:], known[0]]
         known += [seed for seed in self._seeds if seed not in known]
         self._failed = {node: failed for node, failed in list(self._failed.items()) if node in known}
         return sorted(known, key=lambda node: self._failed.get(node, 0.0))
 
-    async def ask(self, node: Address) -> list[Range]:
+    async def ask(self, node: NodeAddress) -> list[Range]:
         """Return the ranges of slots as ``node`` knows them."""
         pool: Any = ConnectionPool(**self._options | {"shard": None, "host": node.host, "port": node.port})
         connection = pool.make_connection()
@@ -161,14 +161,14 @@ class ClusterNodes:
             await connection.disconnect(nowait=True)
         return await self._read(node, answer)
 
-    async def _read(self, node: Address, answer: Any) -> list[Range]:
+    async def _read(self, node: NodeAddress, answer: Any) -> list[Range]:
         """Return the ranges in the answer of ``node``: the same object if the answer is the same as before."""
         if self._answer is not None:
             source, before, ranges = self._answer
             # A node may not know its own address. Then the same answer of another node means something else.
             if before == answer and (source == node or all(_host(host) for _, _, *told in before for host, *_ in told)):
                 return ranges
-        addresses: dict[tuple[bytes | None, int], Address] = {}
+        addresses: dict[tuple[bytes | None, int], NodeAddress] = {}
         ranges = []
         for first, last, *nodes in answer:
             for host, port, *_ in nodes:
@@ -180,9 +180,13 @@ class ClusterNodes:
         self._answer = node, answer, ranges
         return ranges
 
-    def _remapped(self, host: str, port: int) -> Address:
+    def _remapped(self, host: str, port: int) -> NodeAddress:
         client = self._client()
-        return Address(host, port) if client is None else Address(*client.nodes_manager.remap_host_port(host, port))
+        return (
+            NodeAddress(host, port)
+            if client is None
+            else NodeAddress(*client.nodes_manager.remap_host_port(host, port))
+        )
 
 
 def _host(named: bytes | None) -> str:
@@ -210,14 +214,14 @@ class Shard:
     def __init__(self, cluster: Cluster, number: int, options: dict[str, Any]) -> None:
         self.cluster = cluster
         self.number = number
-        self.address: Address | None = None  # of the primary; None until a node has answered
+        self.address: NodeAddress | None = None  # of the primary; None until a node has answered
         self.client = Redis(connection_pool=ConnectionPool(shard=self, **options))
         self.gone = False
         """Whether it has lost all its slots. Then it is never used again."""
         self.connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
         """Timeouts of attempts to connect to that address. They may hang, so a new address ends them."""
 
-    def lead_to(self, primary: Address) -> None:
+    def lead_to(self, primary: NodeAddress) -> None:
         """Lead to another primary from now on. Called in the thread that received the answer."""
         self.address = primary
         for limit, loop in list(self.connecting.items()):
@@ -238,15 +242,15 @@ class Shard:
             self.cluster.moved(f"{answer.host}:{answer.port}")
         return error
 
-    def down(self, node: Address) -> None:
+    def down(self, node: NodeAddress) -> None:
         """Note that ``node`` said that the cluster is down."""
         self.cluster.down(node)
 
-    def unreachable(self, node: Address) -> None:
+    def unreachable(self, node: NodeAddress) -> None:
         """Ask all other nodes before ``node``, to which there is no connection."""
         self.cluster.nodes.ask_last(node)
 
-    async def locate(self) -> Address:
+    async def locate(self) -> NodeAddress:
         """Ask the nodes and return the address of the primary; raise as redis-py does when no node can be reached."""
         await self.cluster.refresh()
         assert self.address is not None
@@ -345,7 +349,7 @@ class Cluster:
         self._doubts += 1
         self.nodes.ask_first(address)
 
-    def down(self, node: Address | None) -> None:
+    def down(self, node: NodeAddress | None) -> None:
         """Note that ``node`` said that the cluster is down; ask other nodes first.
 
         The node may be cut off from them, and another one may be the primary now.
@@ -378,7 +382,7 @@ class Cluster:
         self._applied = ranges
         self.nodes.update(ranges)
         owners, addresses = list(self._owners), [shard.address for shard in self.shards]
-        starts: dict[Address, int] = {}
+        starts: dict[NodeAddress, int] = {}
         for first, _, (primary, *_) in ranges:
             starts.setdefault(primary, first)
         found = {shard.address: shard for shard in self.shards}
@@ -398,7 +402,7 @@ class Cluster:
                     slots_moved()
         return gone
 
-    def _shard(self, primary: Address, slot: int, primaries: dict[Address, int]) -> Shard:
+    def _shard(self, primary: NodeAddress, slot: int, primaries: dict[NodeAddress, int]) -> Shard:
         """Return the shard of a new primary, which has ``slot`` now."""
         shard = self._owners[slot]
         if shard.address in primaries:

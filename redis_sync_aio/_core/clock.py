@@ -1,6 +1,6 @@
 """The one source of local time: a monotonic clock that also counts time asleep.
 
-A lease runs on while a laptop or a virtual machine is suspended. ``time.monotonic()`` stands still then on
+A lease runs on while a laptop or a virtual machine is suspended. ``time.monotonic()`` stops then on
 Linux and macOS, so deadlines measured with it would be too late by the whole suspension. CLOCK_BOOTTIME
 (Linux) and CLOCK_MONOTONIC (macOS, where Python's own monotonic clock is another one) count it.
 
@@ -26,7 +26,7 @@ def _suspension_aware() -> Callable[[], float]:
 
 
 now: Callable[[], float] = _suspension_aware()
-"""Seconds on a clock that never goes back and never stands still. Only differences mean anything."""
+"""Seconds on a clock that never goes back and never stops. Only differences mean anything."""
 
 EARLY = 0.001
 """Timers may fire this many seconds early or late."""

@@ -91,7 +91,7 @@ def signature_without_first(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class Part(NamedTuple):
+class NamePart(NamedTuple):
     """A part of a template: text, and the field behind it, which may be missing."""
 
     text: str
@@ -102,7 +102,7 @@ class Part(NamedTuple):
     spec: str
 
 
-def parts_of(template: str) -> list[Part]:
+def parts_of(template: str) -> list[NamePart]:
     """Return the parts of a template that `check_template` has accepted."""
     found, text = [], ""
     for literal, name, spec, conversion in string.Formatter().parse(template):
@@ -110,9 +110,9 @@ def parts_of(template: str) -> list[Part]:
         if name is None:  # behind a doubled brace, or at the end
             continue
         field = f"{{{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}}}"
-        found.append(Part(text, field, name.replace("[", ".").split(".")[0], spec or ""))
+        found.append(NamePart(text, field, name.replace("[", ".").split(".")[0], spec or ""))
         text = ""
-    return [*found, Part(text, None, "", "")]
+    return [*found, NamePart(text, None, "", "")]
 
 
 def fill_of(template: str, *, unescaped: str | None = None, verbatim: bool = False) -> Fill:
@@ -143,7 +143,7 @@ def fill_of(template: str, *, unescaped: str | None = None, verbatim: bool = Fal
     return fill
 
 
-def _separators(template: str, parts: Sequence[Part], unescaped: str | None) -> str:
+def _separators(template: str, parts: Sequence[NamePart], unescaped: str | None) -> str:
     """Return a character between each field and the next one; raise ValueError if there is none that separates."""
     fields = [part for part in parts if part.field is not None]
     found = ""

@@ -30,7 +30,7 @@ from .._scripts.constants import (
     POLLERS_TICKET,
     TEN_YEARS_MS,
     Outcome,
-    Released,
+    ReleaseReply,
     Renewed,
 )
 from .queue_rules import QueueDraft, Settled
@@ -203,18 +203,18 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
     draft = LockDraft(before)
     draft.leave(member)
     if draft.holder not in (None, token):
-        return draft.decide(Released.TAKEN)
+        return draft.decide(ReleaseReply.TAKEN)
     held = draft.holder is not None
     if held and gap_ms and not draft.queue:
         draft.polls.pop(POLLERS_TICKET, None)
     elif held and gap_ms and draft.leave_open(gap_ms):
-        return draft.decide(Released.RELEASED)
+        return draft.decide(ReleaseReply.RELEASED)
     turn = draft.settle()
     if turn is not Settled.GRANTED:
         draft.free()
     if pending and not held and turn is Settled.FREE and draft.granted != token:
         draft.next_fence(token, 1)
-    return draft.decide(Released.RELEASED if held else Released.GONE)
+    return draft.decide(ReleaseReply.RELEASED if held else ReleaseReply.GONE)
 
 
 def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> LockDecision:

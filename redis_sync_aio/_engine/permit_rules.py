@@ -42,7 +42,7 @@ from .._scripts.constants import (
     WRITER_WEIGHT,
     Look,
     Outcome,
-    Released,
+    ReleaseReply,
     Renewed,
 )
 from .queue_rules import QueueDraft, Settled
@@ -332,7 +332,7 @@ def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) 
     if pending:
         draft.spend(token)
     draft.settle()
-    return draft.decide(Released.RELEASED if held else Released.GONE)
+    return draft.decide(ReleaseReply.RELEASED if held else ReleaseReply.GONE)
 
 
 def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> PermitDecision:

@@ -20,7 +20,7 @@ WINDOW = 16
 """Tickets at the head of a queue that are read first. If a decision reaches the last of them, more are read."""
 
 
-class Refused(Exception):
+class WatchRefused(Exception):
     """A command was refused when it was queued, so nothing was executed."""
 
     def __init__(self, command: bytes, error: ReplyError) -> None:
@@ -149,7 +149,7 @@ def commit(writes: Sequence[Words]) -> Dialogue:
     *queued, outcome = yield [*commands, (b"EXEC",)]
     for words, reply in zip(commands, queued, strict=True):
         if isinstance(reply, ReplyError):
-            raise Refused(bytes(words[0]), reply)
+            raise WatchRefused(bytes(words[0]), reply)
     (replies,) = checked([outcome])
     return None if replies is None else checked(replies)
 
@@ -174,7 +174,7 @@ def attempt(decide: Decide, inbox: LocalInbox) -> Dialogue:
         published: list[Words] = [(b"PUBLISH", *message) for message in compress(plan.messages, away)]
         try:
             done = yield from commit([*plan.writes, *published])
-        except Refused as refused:
+        except WatchRefused as refused:
             if refused.command == b"PUBLISH" and refused.code == "NOPERM" and not mute:
                 mute = True  # the next holder finds out when it looks again
             elif refused.code == "OOM" and plan.without is not None:

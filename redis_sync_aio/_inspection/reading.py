@@ -117,7 +117,7 @@ FIRST_TIME = 10**15
 """Microseconds; a score below it is a place in a queue, not the time when a ticket came."""
 
 
-class Queued(NamedTuple):
+class QueuedTicket(NamedTuple):
     """A ticket in the queue, and what is known of it."""
 
     member: bytes
@@ -125,10 +125,10 @@ class Queued(NamedTuple):
     since: float | None  # server time in microseconds
 
 
-def _queued(members: Iterable[tuple[bytes, float]]) -> list[Queued]:
+def _queued(members: Iterable[tuple[bytes, float]]) -> list[QueuedTicket]:
     """Return the tickets among the members of a queue, which come with their scores."""
     return [
-        Queued(member, ticket, score if score >= FIRST_TIME else None)
+        QueuedTicket(member, ticket, score if score >= FIRST_TIME else None)
         for member, score in members
         if member != POLLERS_TICKET and (ticket := Ticket.parse(member)) is not None
     ]
@@ -159,7 +159,7 @@ def _owner(
 
 
 def _waiter(
-    one: Queued, now: int, permits: int, polls_until: Reply, listening: Listening, polls_known: bool = True
+    one: QueuedTicket, now: int, permits: int, polls_until: Reply, listening: Listening, polls_known: bool = True
 ) -> WaiterView:
     """Return what is known of a ticket.
 
@@ -240,7 +240,7 @@ class Reading(ABC):
         """All keys that are read."""
         self._queue, self._polls = keys.all[self._queue_at], keys.all[3]
         self.shown = shown
-        self.tickets: list[Queued] = []
+        self.tickets: list[QueuedTicket] = []
         self.problems: list[Problem] = []
         self._wrong: list[bytes] = []
         self._refused: dict[str, str] = {}  # what the server refused to show, and its answer
@@ -317,7 +317,7 @@ class Reading(ABC):
         self.tickets = _queued(found)
         self._queued = self._usable(number, self._queue, QUEUE, 0) - (len(found) - len(self.tickets))
 
-    def _polled(self) -> list[Queued]:
+    def _polled(self) -> list[QueuedTicket]:
         return [one for one in self.tickets if not one.ticket.inbox]
 
     def _about_queue(self) -> list[Words]:

@@ -220,7 +220,7 @@ class Acquisition:
         self.begun = self.begun or self.sent
         if request.identity is not None and self._resource.by_identity().defer(self):
             return
-        self.call = hub.engine.acquire(
+        self.call = hub.commands.acquire(
             self._resource.keys,
             self.token,
             Delivery(self.sent, self.sent + hub.retry_for, self.answered),
@@ -548,7 +548,7 @@ class Attachment(Acquisition):
         self.begun = self.begun or self.sent
         delivery = Delivery(self.sent, self.sent + hub.retry_for, self.answered)
         keys, ttl_ms = self._resource.keys, self._request.ttl_ms
-        self.call = hub.engine.attach(keys, self.token, delivery, ttl_ms=ttl_ms, replaced=self._replaced)
+        self.call = hub.commands.attach(keys, self.token, delivery, ttl_ms=ttl_ms, replaced=self._replaced)
 
     def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
         """Put the detached token back: the task does not await ``future`` any more."""

@@ -74,7 +74,7 @@ def current_ref() -> TaskRef | None:
 #
 # Whatever noticed the loss gives a reason. If the time of the lease was up by then, the clock explains the loss: the
 # server was not asked, or answered too late to matter. If the lease was to be renewed, either Redis refused that
-# until the end, or it was out of reach, or this process was late. Only the stalls that were measured since the latest
+# until the end, or it was unreachable, or this process was late. Only the stalls that were measured since the latest
 # renewal, or since its latest refusal, tell which.
 
 

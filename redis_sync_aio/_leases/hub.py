@@ -486,7 +486,7 @@ class Hub:
 
     def _use(self, executor: Executor) -> None:
         self.executor = executor
-        self.engine = Commands(executor)
+        self.commands = Commands(executor)
         self.pushes = executor.pushes
         self.endpoint_of = executor.endpoint_of
         self.connection_error_of = executor.connection_error_of
@@ -522,7 +522,7 @@ class Hub:
                 outcome.set_exception(call.error)
 
         time = now()
-        call = send(self.engine, Delivery(time, time + self.retry_for, done))
+        call = send(self.commands, Delivery(time, time + self.retry_for, done))
         self.next_number()  # a use, for the timer of an implicit hub
         self.asking += 1
         try:

@@ -23,7 +23,7 @@ from .._core.clock import SHORTEST, Stalls, now
 from .._core.futures import Slices
 from .._core.keys import Keys
 from .._engine.commands import Delivery, Send
-from .._scripts.constants import Released
+from .._scripts.constants import ReleaseReply
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .grant import Grant
@@ -101,7 +101,7 @@ class Batch(dict["Grant", None]):
         self.first = first
 
 
-class Row:
+class ScheduleRow:
     """Batches of one width, by their place on the grid."""
 
     __slots__ = ("_batches", "_places", "_width")
@@ -149,7 +149,7 @@ class Schedule:
     def __init__(self) -> None:
         self.put_off: dict[Grant, None] = {}
         """Granted since the latest look and not due before the next. Most end before that, and are never entered."""
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, ScheduleRow] = {}
         self._batch_of: dict[Grant, Batch] = {}
         self._ended = Batch(-math.inf)
         """Due leases whose deadline has passed."""
@@ -167,7 +167,7 @@ class Schedule:
         width = min(max(exponent, FINEST), COARSEST)
         row = self._rows.get(width)
         if row is None:
-            row = self._rows[width] = Row(2.0**width)
+            row = self._rows[width] = ScheduleRow(2.0**width)
         batch = self._batch_of[lease] = row.batch(when)
         batch[lease] = None
         return True
@@ -248,7 +248,7 @@ class Releases:
         time, pending, undoes = now(), lease.replayed, lease.reusable
         told = Delivery(time, min(lease.deadline, time + self._hub.retry_for), self._answered)
         keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
-        call = self._hub.engine.release(
+        call = self._hub.commands.release(
             keys, token, told, about=lease, pending=pending, release_args=release_args, undoes=undoes
         )
         # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
@@ -276,7 +276,7 @@ class Releases:
 
         time = now()
         told, undoes = Delivery(time, time + max(self._hub.retry_for, UNDO_FOR), answered), not pending
-        call = self._hub.engine.release(
+        call = self._hub.commands.release(
             keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=undoes
         )
         self.in_flight.started(call)
@@ -286,7 +286,7 @@ class Releases:
         time = now()
         told = Delivery(time, time + max(self._hub.retry_for, UNDO_FOR), self.in_flight.finished)
         self.in_flight.started(
-            self._hub.engine.attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
+            self._hub.commands.attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
         )
 
     def repeat_downgrade(self, lease: Grant) -> None:
@@ -296,14 +296,14 @@ class Releases:
         """
         if lease.state is LeaseState.HELD:
             told = Delivery(now(), lease.deadline, self.in_flight.finished)
-            self.in_flight.started(self._hub.engine.downgrade(lease.keys, lease.wire_token, told, undoes=True))
+            self.in_flight.started(self._hub.commands.downgrade(lease.keys, lease.wire_token, told, undoes=True))
 
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)
         lease: Grant = call.context
         if (here := lease.same_identity) is not None:
             here.release_answered(lease.wire_token)
-        plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING
+        plainly = call.reply == ReleaseReply.RELEASED and lease.state is LeaseState.RELEASING
         error = None if plainly else release_error(lease, call)
         lease.release_ended(error)
         if error is not None:
@@ -320,12 +320,12 @@ def release_error(lease: Grant, call: Call) -> SyncError | None:
             return lease.loss()
         lease.release_uncertain |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
         return call.error
-    found = call.reply  # a Released
+    found = call.reply  # a ReleaseReply
     # An earlier copy of this release may have been executed and its answer lost. Before our deadline only we can have
     # ended the lease, so that copy did (P4).
-    if found == Released.RELEASED or ((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline):
+    if found == ReleaseReply.RELEASED or ((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline):
         return None
-    lease.lose("expired" if found == Released.GONE else "taken")
+    lease.lose("expired" if found == ReleaseReply.GONE else "taken")
     return lease.loss()
 
 
@@ -357,7 +357,7 @@ class GrantManager:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self._late = 0.0
-        self._asleep = now() - self.loop.time()  # so far; the clock of the loop stands still meanwhile
+        self._asleep = now() - self.loop.time()  # so far; the clock of the loop stops meanwhile
         self._stalls = Stalls(hub.stalled)
         self._schedule = Schedule()
         self.dismiss: Callable[[Grant], None] = self._schedule.leave
@@ -437,7 +437,7 @@ class GrantManager:
         if lease.state is not LeaseState.HELD or not self.hub.keeps(lease):
             return
         if time >= lease.deadline:
-            # A renewal in flight was sent in good time, so the server was out of reach, unless it refused (`cause_of`).
+            # A renewal in flight was sent in good time, so the server was unreachable, unless it refused (`cause_of`).
             lease.lose("unreachable" if lease.renewing else "expired")
             return
         if not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
@@ -471,7 +471,7 @@ class GrantManager:
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server of ``keys`` answers, or (``stalled``) its silence could not have been noticed."""
-        return self.hub.engine.executor.answering(keys, stalled)
+        return self.hub.commands.executor.answering(keys, stalled)
 
     # -- for grants ------------------------------------------------------------------------------------
 
@@ -534,6 +534,6 @@ class GrantManager:
 
         time = now()
         expires = min(lease.deadline, time + self.hub.retry_for, by)
-        call = send(self.hub.engine, Delivery(time, expires, answered))
+        call = send(self.hub.commands, Delivery(time, expires, answered))
         in_flight.started(call)
         return call

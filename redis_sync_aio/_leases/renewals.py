@@ -57,7 +57,7 @@ class Renewals(Deadlines):
             self.apply_answer(lease, ttl, call, weight, asked)
 
         delivery, refused = Delivery(now(), lease.deadline, done), partial(self._note_refusal, lease)
-        self._hub.engine.renew(
+        self._hub.commands.renew(
             lease.keys, lease.wire_token, delivery, ttl_ms=ttl, more=asked, weight=weight, refused=refused
         )
 

@@ -48,7 +48,7 @@ HOLDERS = 1000
 """Most readers among which that of the waiting task is found."""
 
 
-class Mark(NamedTuple):
+class WaitMark(NamedTuple):
     """A waiter, and a time since which it has certainly waited (local clock).
 
     The reference is weak: the result of a waiter is a grant, which a mark must not keep from being forgotten.
@@ -77,7 +77,7 @@ class Waits:
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
-        self._marks: list[Mark] = []
+        self._marks: list[WaitMark] = []
         self._mark(list(resource.waiters()))
         self._timer = resource.hub.loop.call_later(EVERY, self._look)
         self._timed_out: list[Callable[[], None]] = []  # functions to call when the holders are known
@@ -146,7 +146,7 @@ class Waits:
 
     def _mark(self, waiters: list[Waiter]) -> None:
         if waiters and (not self._marks or self._marks[-1].waiter() is not waiters[-1]):
-            self._marks.append(Mark(now(), ref(waiters[-1])))
+            self._marks.append(WaitMark(now(), ref(waiters[-1])))
 
     def _look(self) -> None:
         waiters, time = list(self._resource.waiters()), now()
@@ -173,9 +173,9 @@ class Waits:
             done(None if call.error is not None else brief_view(reading, call.reply))
 
         delivery = Delivery(time, time + resource.hub.retry_for, answered)
-        resource.hub.engine.read(reading.keys, reading.first_asked(0), delivery)
+        resource.hub.commands.read(reading.keys, reading.first_asked(0), delivery)
 
-    def _report(self, view: NameView | None, mark: Mark) -> None:
+    def _report(self, view: NameView | None, mark: WaitMark) -> None:
         if not mark.waits():
             return
         resource = self._resource

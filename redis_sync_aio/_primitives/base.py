@@ -34,7 +34,7 @@ from .._leases.hub import SHOWN, Hub
 from .._leases.implicit import CoordinatorLike, MakeKeys, client_of, hub_of, keys_of, label_prefix_of
 from .._leases.lease import BaseLease
 from .._leases.resource import Resource
-from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
+from .._scripts.constants import FOREVER, WRITER_WEIGHT, ReleaseReply
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 
@@ -327,7 +327,7 @@ class Primitive(LeaseContext[L]):
 
         found = await self._at_work().ask(send, goes_on=True)
         # P4: a copy of this very release may have been executed, and its answer lost.
-        return found == Released.RELEASED or sent[0].ambiguous
+        return found == ReleaseReply.RELEASED or sent[0].ambiguous
 
     def _leases(self) -> list[Grant]:
         """Return this process's leases of what has these keys, the oldest first."""

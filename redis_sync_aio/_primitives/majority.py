@@ -59,7 +59,7 @@ async def check_independent(name: str, hubs: Sequence[Hub], within: float) -> No
     """Raise ValueError if two of ``hubs`` lead to one server: it would count twice for a majority.
 
     A server is known by its run_id, which is asked for once and has ``within`` seconds to arrive. One that is
-    out of reach is asked again at the next use. One that does not tell (an ACL, a proxy, a slow one) is not compared.
+    unreachable is asked again at the next use. One that does not tell (an ACL, a proxy, a slow one) is not compared.
     """
     unknown = [hub for hub in hubs if hub.server_id is None and hub.executor.connection_error is None]
     if unknown:

@@ -30,7 +30,7 @@ from .._transport.call import Call
 from ..errors import OutcomeUnknown, SyncError, Unreachable, WrongKeyType
 
 
-class Mark:
+class JobMark:
     """The mark of one lock, whose texts last ``ms``."""
 
     def __init__(self, source: Client | CoordinatorLike, keys: Keys, ms: int) -> None:

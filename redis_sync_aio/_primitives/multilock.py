@@ -69,7 +69,7 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
         done = _deal_out(acquisitions, free)
         prefix = request.label + names[0].endpoint.token_prefix
         delivery = Delivery(sent, sent + hub.retry_for, done)
-        call = hub.engine.acquire_all(keys, prefix, numbers, delivery, ttl_ms=request.ttl_ms)
+        call = hub.commands.acquire_all(keys, prefix, numbers, delivery, ttl_ms=request.ttl_ms)
         for acquisition in acquisitions:
             acquisition.sent, acquisition.call = sent, call
     try:

@@ -36,7 +36,7 @@ from .multilock import LeaseGroup, undo_extension
 T = TypeVar("T")
 
 CHECK_INTERVAL = 0.01
-"""Seconds between checks for servers that are out of reach."""
+"""Seconds between checks for unreachable servers."""
 
 
 class Vote:
@@ -139,7 +139,7 @@ class Votes:
         return len(self.granted) >= self._quorum
 
     async def answers(self, ends: float) -> None:
-        """Wait for all answers, as long as a server may take; not for servers out of reach if the others suffice."""
+        """Wait for all answers, as long as a server may take; not for unreachable servers if the others suffice."""
         ends = min(ends, now() + self._answer_within)
         while missing := [vote for vote in self.all if not vote.future.done()]:
             left = ends - now()

@@ -14,7 +14,7 @@ from .._leases.implicit import CoordinatorLike
 from .._leases.lease import BaseLease, GuardingLease, WriteLease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.resource import Resource
-from .._scripts.constants import WRITER_WEIGHT, Released
+from .._scripts.constants import WRITER_WEIGHT, ReleaseReply
 from .._transport.call import Call
 from ..errors import NotHeld, SyncError, WouldDeadlock
 from .base import Face, L, LeaseOptions, PermitPrimitive, by_scripts
@@ -117,7 +117,7 @@ class WriteSide(Side[WriteLease]):
                 # On the server it may still be the writer's, and the renewals of the reader would keep that forever.
                 manager.releases.repeat_downgrade(lease)
                 return call.error
-            if call.reply != Released.RELEASED:
+            if call.reply != ReleaseReply.RELEASED:
                 lease.lose("expired")
                 return lease.loss()
             return None

@@ -636,5 +636,5 @@ def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> Non
     manager, time = resource.hub.manager, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
     delivery = Delivery(time, time + resource.hub.retry_for, manager.releases.in_flight.finished)
-    call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, delivery)
+    call = resource.hub.commands.adopt(lease.keys, lease.wire_token, words, delivery)
     manager.releases.in_flight.started(call)

@@ -37,7 +37,7 @@ class Outcome(IntEnum):
     BROKEN = 8
 
 
-class Released(IntEnum):
+class ReleaseReply(IntEnum):
     """Findings of a release script."""
 
     GONE = 0
@@ -107,7 +107,7 @@ _VALUES = {
     for name, value in vars().items()
     if name.isupper() and isinstance(value, int | bytes)
 }
-for _codes in (Look, Outcome, Released, Renewed):
+for _codes in (Look, Outcome, ReleaseReply, Renewed):
     _VALUES |= {f"{_codes.__name__}.{code.name}": str(code.value) for code in _codes}
 _NAME = re.compile(r"[A-Z]\w*(?:\.[A-Z]\w*)?")  # no `\b`: that takes twice as long, and no script mixes cases
 

@@ -31,7 +31,7 @@ from ..errors import (
     WrongContext,
 )
 from .exec_replies import CommitMarker, ExecUnanswered, Replies
-from .handle import BodyScope, Committed, Transaction, TransactionOptions, Turn, TurnCheck
+from .handle import BodyScope, Committed, Transaction, TransactionOptions, TurnCheck, WriteTurn
 from .watch_session import WatchSession
 
 
@@ -47,7 +47,7 @@ class Attempts:
         client: Redis,
         terms: TransactionOptions,
         retry_for: float,
-        turn: Turn | None = None,
+        turn: WriteTurn | None = None,
         response_timeout: float | None = None,
     ) -> None:
         self._client = client
@@ -265,7 +265,7 @@ class Attempts:
             self._perhaps = True
 
     def _plan_after_failure(self, asked: float) -> bool:
-        """Plan the next attempt after Redis was out of reach; it was asked at the time ``asked``.
+        """Plan the next attempt after Redis was unreachable; it was asked at the time ``asked``.
 
         Without a timeout only if that has not gone on for long, counted from when the first command that failed was
         asked: redis-py may have tried to connect for seconds since then, and before that the body took its time.

@@ -284,7 +284,7 @@ DONE, VOID = b"done", b"void"
 MARKER_TTL = 60.0
 """Seconds that a marker stays on the server."""
 RETRY_FOR = 20.0
-"""Seconds for which the server is asked while it is out of reach."""
+"""Seconds for which the server is asked while it is unreachable."""
 
 
 class CommitMarker:
@@ -302,7 +302,7 @@ class CommitMarker:
     async def find_out(self, sent: float) -> bool | None:
         """Return whether EXEC, sent at that local time, was executed (True) or never will be (False); None: not known.
 
-        Takes as long as Redis is out of reach, 20 seconds at most; raises CommandRefused when the server refuses to
+        Takes as long as Redis is unreachable, 20 seconds at most; raises CommandRefused when the server refuses to
         tell. On cancellation the question may still be answered.
         """
         with suppress(TimeoutError):

@@ -93,7 +93,7 @@ class TransactionOptions:
 # lease was lost does no harm. A turn only makes conflicts unlikely.
 
 
-class Turn(Protocol):
+class WriteTurn(Protocol):
     """The turn on the keys of one transaction: a lease of a fair lock."""
 
     keys: tuple[bytes, ...]
@@ -116,7 +116,7 @@ class TurnCheck:
 
     keys = ()
 
-    def __init__(self, turn: Turn, take: Wait) -> None:
+    def __init__(self, turn: WriteTurn, take: Wait) -> None:
         self._asks = not turn.held
         self._turns = turn.keys
         self._take = take

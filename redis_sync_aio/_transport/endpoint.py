@@ -40,7 +40,7 @@ _RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")
 
 
 async def run_id(client: RedisClient, within: float) -> bytes | None:
-    """Return the id of the server; empty if it does not answer in time, None if it is out of reach."""
+    """Return the id of the server; empty if it does not answer in time, None if it is unreachable."""
     assert isinstance(client, Redis), "a cluster has several"
     try:
         async with asyncio.timeout(within):

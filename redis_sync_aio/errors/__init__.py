@@ -7,7 +7,7 @@ Each message names the lock, says what was expected and what was found, and what
 in the class: by ``__init__``, or, if a class stands for several situations, by a static method for each. Those methods
 are for this package and may change.
 ``SyncError`` catches them all; the second base of a class is what callers would catch anyway
-(``TimeoutError`` for a timeout, redis-py's ``ConnectionError`` for a server out of reach).
+(``TimeoutError`` for a timeout, redis-py's ``ConnectionError`` for an unreachable server).
 They can be pickled and copied. Not among them: bad arguments are TypeError, ValueError or RuntimeError;
 `redis_sync_aio.embedded` has errors of its own, and `redis_sync_aio.compat` raises redis-py's.
 """

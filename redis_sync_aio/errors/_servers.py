@@ -514,7 +514,7 @@ class OutcomeUnknown(SyncError):
         elif declared == "idempotent":
             advice = "look at the data, or allow more attempts or time (deadline): it was not run again"
         elif declared == "exactly_once":
-            advice = "look at the data: the marker that tells was out of reach"
+            advice = "look at the data: the marker was unreachable"
         elif lease:
             advice = "look at the data"
         else:

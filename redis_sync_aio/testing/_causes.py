@@ -1,4 +1,4 @@
-"""Causes that lose a lease within a tenth of a second: silence of the server, a process that stands still.
+"""Causes that lose a lease within a tenth of a second: silence of the server, a blocked event loop.
 
 The lease gets a short time first, at the server and here. From then on everything is as it is with a long one: the
 timer of its coordinator finds that the time is up, and looks for the reason.
@@ -41,7 +41,7 @@ async def out_of_reach(grant: Grant) -> None:
 
 
 async def late(grant: Grant) -> None:
-    """Let a lease be lost because the event loop stands still when it is to be renewed: for 0.2 seconds at most."""
+    """Let a lease be lost because the event loop is blocked when a renewal is due: for 0.2 seconds at most."""
     manager = cast("GrantManager", grant.manager)
     while grant.state is HELD:
         await wait_until(lambda: not grant.renewing, SOON, timeout=PATIENCE)

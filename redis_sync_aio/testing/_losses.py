@@ -31,7 +31,7 @@ async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
     - "expired": The lease is released on the server behind the back of its holder, and then renewed.
     - "taken": Another token is put under the key of the lock, for a minute. Then the lease is renewed.
     - "unreachable": The server lets the lease end in 0.1 seconds, and no command about it gets there meanwhile.
-    - "late": The server does the same, and this event loop stands still for up to 0.2 seconds, with all its tasks.
+    - "late": The server does the same, and this event loop is blocked for up to 0.2 seconds, with all its tasks.
     - "closed": The coordinator gives the lease up as it does when it closes, and goes on. To lose all its leases, close
       it.
     - "released": Another task releases the lease while its body runs.

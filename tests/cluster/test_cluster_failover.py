@@ -16,7 +16,7 @@ from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
-from ..support.inside import Address, Cluster, ClusterNodes, Connection, Range, ShardLink, close_implicit
+from ..support.inside import Cluster, ClusterNodes, Connection, NodeAddress, Range, ShardLink, close_implicit
 
 pytestmark = pytest.mark.timing
 
@@ -193,12 +193,12 @@ async def test_an_answer_that_is_older_than_another_counts_for_nothing(
         ask, answers = ClusterNodes.ask, asyncio.Event()
         late: list[int] = []
 
-        async def slowly(cluster: ClusterNodes, node: Address) -> list[Range]:
+        async def slowly(cluster: ClusterNodes, node: NodeAddress) -> list[Range]:
             found = await ask(cluster, node)
             if not late:  # the first one is the last to answer, and has it as it was
                 late.append(1)
                 await answers.wait()
-                return [Range(0, 16383, [Address("127.0.0.1", 1)])]
+                return [Range(0, 16383, [NodeAddress("127.0.0.1", 1)])]
             return found
 
         monkeypatch.setattr(ClusterNodes, "ask", slowly)

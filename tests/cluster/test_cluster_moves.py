@@ -175,7 +175,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
                 answers.append(token)
 
             sent = now()
-            return hub_of(sync).engine.acquire(
+            return hub_of(sync).commands.acquire(
                 lock_keys(name.encode()),
                 token,
                 Delivery(sent, sent + 120, noted),

@@ -8,7 +8,7 @@ from redis_sync_aio import Coordinator, transaction
 from redis_sync_aio.types import Transaction
 
 from ..support.clusters import Nodes, cluster, moved_back
-from ..support.inside import Address, ClusterNodes, Range
+from ..support.inside import ClusterNodes, NodeAddress, Range
 from ..support.pairwise import first_of
 
 
@@ -18,7 +18,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ports: list[int] = []
     ask = ClusterNodes.ask
 
-    async def noted(known: ClusterNodes, node: Address) -> list[Range]:
+    async def noted(known: ClusterNodes, node: NodeAddress) -> list[Range]:
         ports.append(node.port)
         return await ask(known, node)
 

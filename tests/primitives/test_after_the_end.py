@@ -54,7 +54,7 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
         over = asyncio.get_running_loop().create_future()
         sent = now()
         keys = lock_keys(nodes.name_at(1).encode())
-        hub_of(sync).engine.acquire(
+        hub_of(sync).commands.acquire(
             keys, b"late", Delivery(sent, sent + 20, over.set_result), ttl_ms=9, ticket=b"", poll_ms=0, more=(0,)
         )
         assert not over.done()  # not before `send` has returned

@@ -7,7 +7,7 @@ from dataclasses import replace
 from redis_sync_aio._engine.lock_rules import LockDecision, LockDraft, remembered
 from redis_sync_aio._engine.permit_rules import PermitDecision, PermitDraft
 from redis_sync_aio._engine.snapshot import LockSnapshot, Permit, PermitSnapshot
-from redis_sync_aio._scripts.constants import FOREVER, FOREVER_MS, Outcome, Released
+from redis_sync_aio._scripts.constants import FOREVER, FOREVER_MS, Outcome, ReleaseReply
 
 
 def attach_lock(before: LockSnapshot, token: bytes, ttl_ms: int, replaced: bytes) -> LockDecision:
@@ -51,4 +51,4 @@ def downgrade(before: PermitSnapshot, token: bytes) -> PermitDecision:
         draft.used += 1 - held
         draft.permits[token] = replace(draft.permits[token], weight=1, previous=None)
     draft.settle()
-    return draft.decide(Released.RELEASED if held else Released.GONE)
+    return draft.decide(ReleaseReply.RELEASED if held else ReleaseReply.GONE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio._client.address import BadAddress, parse_address
-from redis_sync_aio._client.checkout import Address, CheckedOut
+from redis_sync_aio._client.checkout import CheckedOut, NodeAddress
 from redis_sync_aio._client.cluster import Cluster, ClusterNodes, Range, Shard, servers_of
 from redis_sync_aio._client.replies import Argument, Reply, ReplyError, Words, pack
 from redis_sync_aio._client.settings import RedisClient
@@ -110,7 +110,6 @@ __all__ = [
     "Access",
     "Acquiring",
     "Acquisition",
-    "Address",
     "Argument",
     "Attached",
     "BadAddress",
@@ -135,6 +134,7 @@ __all__ = [
     "LockKeys",
     "LockSnapshot",
     "Message",
+    "NodeAddress",
     "OnLost",
     "Outcome",
     "Permit",

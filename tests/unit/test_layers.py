@@ -346,7 +346,7 @@ def test_the_errors_are_one_tree() -> None:
 
 def test_errors_for_callers_are_defined_in_errors() -> None:
     """But for those that never leave their room, and those of the edges."""
-    inside = {"BadAddress", "ReplyError", "SlotMoved", "NotAdoptable", "Refused"}
+    inside = {"BadAddress", "ReplyError", "SlotMoved", "NotAdoptable", "WatchRefused"}
     assert_none(
         [
             f"{MODULES[module].relative_to(ROOT)}:{node.lineno}: {node.name}"

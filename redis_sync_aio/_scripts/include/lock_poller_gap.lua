@@ -16,5 +16,5 @@ elseif type(since) == 'string' and ms - since >= BUSY_MS then
   redis.call('PEXPIRE', POLLS, QUEUE_TTL_MS)
   notify_sooner(gap)
   redis.call('ZADD', QUEUE, -1, 'POLLERS_TICKET')
-  return Released.RELEASED
+  return ReleaseReply.RELEASED
 end

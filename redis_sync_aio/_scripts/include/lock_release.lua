@@ -4,7 +4,7 @@ if ARGV[2] ~= '' then
   redis.call('ZREM', POLLS, ARGV[2]) -- first: for another type it raises before any change
   redis.call('ZREM', QUEUE, ARGV[2])
 end
-if holder and holder ~= ARGV[1] then return Released.TAKEN end
+if holder and holder ~= ARGV[1] then return ReleaseReply.TAKEN end
 local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
 if holder and not first[1] then
   if gap > 0 then redis.pcall('ZREM', POLLS, 'POLLERS_TICKET') end
@@ -20,7 +20,7 @@ if not holder then
   if ARGV[3] == '1' and next == FREE and string.sub(last or '', 18) ~= ARGV[1] then
     pcall(next_fence, ARGV[1], '1')
   end
-  return Released.GONE
+  return ReleaseReply.GONE
 end
 if next ~= GRANTED then redis.call('DEL', NAME) end
-return Released.RELEASED
+return ReleaseReply.RELEASED

@@ -32,7 +32,7 @@ if inbox and (next_inbox or not first[3])
       if next_id and next_inbox ~= inbox then
         publish(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
       end
-      return Released.RELEASED
+      return ReleaseReply.RELEASED
     elseif heard then -- PUBLISH was refused: all is as it was
       redis.call('ZADD', QUEUE, first[2], first[1])
       redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)

@@ -9,6 +9,6 @@ if not first[1] and ARGV[2] == '' and ARGV[3] ~= '1' then
     redis.call('ZREM', PERMITS, ARGV[1])
     redis.call('HDEL', STATE, field)
     redis.call('HSET', STATE, 'used', rest)
-    return Released.RELEASED
+    return ReleaseReply.RELEASED
   end
 end

@@ -2,7 +2,7 @@
 -- it is contended, so it stops handing the lock over within its slice, before its next renewal
 -- finds the lock gone.
 -- KEYS   name, queue, fence, polls
--- REPLY  Released.RELEASED if it was held, else GONE
+-- REPLY  ReleaseReply.RELEASED if it was held, else GONE
 -- REPLAY Not safe to repeat: a second run would hit the next holder. So it is sent only once.
 -- COST   as lock/release.lua
 -- include: lock_keys
@@ -11,4 +11,4 @@
 local holder = redis.call('GET', NAME)
 if settle('', heads()) ~= GRANTED then redis.call('DEL', NAME) end
 if holder then notify_contended(holder, true) end
-return holder and Released.RELEASED or Released.GONE
+return holder and ReleaseReply.RELEASED or ReleaseReply.GONE

@@ -5,7 +5,7 @@
 --        3 '1' if the acquire that this undoes may still be in flight: it shall find its token
 --        SPENT 4 for how many ms the key is left free now and then, for clients that poll for it;
 --        missing or 0: never
--- REPLY  Released: GONE (nobody holds the lock), RELEASED, or TAKEN (another token holds it)
+-- REPLY  ReleaseReply: GONE (nobody holds the lock), RELEASED, or TAKEN (another token holds it)
 -- REPLAY The second run finds the token gone and changes nothing. It cannot tell whether the first
 --        run released the lock; the caller knows whether that may have happened, and reads GONE and
 --        TAKEN accordingly. (An identity that waits for itself elsewhere is the exception: its next

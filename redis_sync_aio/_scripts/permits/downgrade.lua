@@ -1,7 +1,7 @@
 -- Turn the writer into a reader. Readers at the head of the queue get in.
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token
--- REPLY  Released: GONE (the token holds nothing) or RELEASED (it does not write any more)
+-- REPLY  ReleaseReply: GONE (the token holds nothing) or RELEASED (it does not write any more)
 -- REPLAY A token that reads stays a reader.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
@@ -19,4 +19,4 @@ if held and had > 1 then
 end
 settle('')
 save()
-return held and Released.RELEASED or Released.GONE
+return held and ReleaseReply.RELEASED or ReleaseReply.GONE

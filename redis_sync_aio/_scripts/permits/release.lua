@@ -2,7 +2,7 @@
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token ('' = only withdraw the ticket)  2 ticket ('' = none)
 --        3 '1' if a copy of the acquire that this ends may still be in flight: it shall be SPENT
--- REPLY  Released: GONE (the token holds nothing) or RELEASED
+-- REPLY  ReleaseReply: GONE (the token holds nothing) or RELEASED
 -- REPLAY The second run finds the token gone and changes nothing. The caller knows whether its
 --        first run may have released the permit, and reads GONE accordingly.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
@@ -25,4 +25,4 @@ if held then drop(ARGV[1]) end
 if ARGV[3] == '1' then leave_tombstone(ARGV[1]) end
 settle('')
 save()
-return held and Released.RELEASED or Released.GONE
+return held and ReleaseReply.RELEASED or ReleaseReply.GONE

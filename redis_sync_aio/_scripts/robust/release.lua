@@ -7,7 +7,7 @@
 -- The record of finished work is deleted. It is kept, if it says anything, when the work was
 -- interrupted or undo steps are left; if the lease recorded nothing itself, what it had found is
 -- put back. A record that another grant has adopted stays as it is.
--- REPLY  Released: GONE (nobody holds the lock), RELEASED, or TAKEN (another token holds it)
+-- REPLY  ReleaseReply: GONE (nobody holds the lock), RELEASED, or TAKEN (another token holds it)
 -- REPLAY As lock/release.lua. Only the run that finds the token holding the lock touches the
 --        record.
 -- COST   as lock/release.lua
