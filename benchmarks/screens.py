@@ -152,7 +152,7 @@ class Scene:
 
 async def diagnosis(server: EmbeddedServer) -> list[Finding]:
     """Return what the doctor finds; memory, clients, latency and clock as on a usual server."""
-    shared = Shared(server.url, None, None, None, None, None, None, None, False, 5.0, False, False, False)
+    shared = Shared(server.url)
     async with connect(shared, decode_responses=True) as session:
         [ask] = servers(session).values()
         facts = await facts_of(ADDRESS, ask)

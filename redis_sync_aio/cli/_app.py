@@ -11,9 +11,9 @@ from redis_sync_aio import __version__
 
 from . import _bench as bench
 from . import _demo as demo
+from . import _run as run
 from ._doctor import command as doctor
 from ._look import ending, looking, top
-from ._run import command as run
 from ._session import COMMON_EXITS, NAME, with_shared
 
 app: typer.Typer = typer.Typer(

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, TextIO
 
@@ -113,24 +113,28 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Iterate over an error and what led to it."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
 def _about_cluster(error: RedisClusterException, address: Address) -> str:
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, (AuthenticationError, NoPermissionError)):
-            return str(explained(chain, address))
-        chain = chain.__cause__ or chain.__context__
+    for one in _chain(error):
+        if isinstance(one, (AuthenticationError, NoPermissionError)):
+            return str(explained(one, address))
     advice = "Check --url (or REDIS_URL) and that its nodes run; for a server that is no cluster, use redis://HOST:PORT"
     return f"cannot use {address.shown}: {_reason(error)}. {advice}"
 
 
 def _advice(error: BaseException, address: Address) -> str:
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, ssl.SSLCertVerificationError):
-            return "Name the authority of its certificate with --tls-ca FILE"
-        if isinstance(chain, ssl.SSLError):
-            return "Does it speak TLS? If not, use redis:// in place of rediss://"
-        chain = chain.__cause__ or chain.__context__
+    tls = [one for one in _chain(error) if isinstance(one, ssl.SSLError)]
+    if tls and isinstance(tls[0], ssl.SSLCertVerificationError):
+        return "Name the authority of its certificate with --tls-ca FILE"
+    if tls:
+        return "Does it speak TLS? If not, use redis:// in place of rediss://"
     if address.tls and isinstance(error, (RedisTimeoutError, TimeoutError)):
         return "Does it run, and does it speak TLS? If not, use redis:// in place of rediss://"
     if "closed by server" in str(error).lower() and not address.tls:
@@ -228,42 +232,6 @@ OUTPUT = "Output"
 LOCALHOST = "redis://localhost:6379"
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The values of those options; secrets are not in its ``repr``."""
-
-    url: str = field(repr=False)
-    username: str | None = field(repr=False)
-    password: str | None = field(repr=False)
-    sentinel_username: str | None = field(repr=False)
-    sentinel_password: str | None = field(repr=False)
-    tls_ca: Path | None
-    tls_cert: Path | None
-    tls_key: Path | None
-    tls_insecure: bool
-    connect_timeout: float
-    json: bool
-    no_color: bool
-    debug: bool
-    prefix: str = ""
-
-    def address(self) -> Address:
-        """Return where to connect to; Failure if the address and the TLS options make no sense."""
-        keep_secret(self.password, self.sentinel_password)
-        try:
-            address = parse_address(self.url)
-        except BadAddress as error:
-            raise Failure(f"--url (or REDIS_URL): {error}", USAGE) from None
-        keep_secret(address.password)
-        if not address.tls and (self.tls_ca or self.tls_cert or self.tls_key or self.tls_insecure):
-            raise Failure("--tls-… options need an address that begins with rediss", USAGE)
-        return address
-
-    def output(self) -> Output:
-        """Return where to print."""
-        return Output(as_json=self.json, color=not self.no_color)
-
-
 def not_empty(name: str) -> str:
     """Return a name or pattern of the command line; raise BadParameter if it is empty, or no text."""
     if not name:
@@ -287,40 +255,59 @@ def _no_color(value: bool) -> bool:
     return value
 
 
-def _options(
+# fmt: off
+@dataclass(frozen=True, slots=True, repr=False)
+class Shared:
+    """The values of the options that all commands share. It has no ``repr``: some are secrets."""
+
     url: Annotated[str, typer.Option(envvar="REDIS_URL", show_envvar=False, show_default=False, metavar="URL",
         rich_help_panel=CONNECTION, help="redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or "
-        "redis+cluster://HOST. From REDIS_URL, else localhost.")] = LOCALHOST,
+        "redis+cluster://HOST. From REDIS_URL, else localhost.")] = LOCALHOST
     username: Annotated[str | None, typer.Option(envvar="REDIS_USERNAME", show_envvar=False, metavar="USER",
-        rich_help_panel=CONNECTION, help="ACL user. From REDIS_USERNAME; one in the address wins.")] = None,
+        rich_help_panel=CONNECTION, help="ACL user. From REDIS_USERNAME; one in the address wins.")] = None
     password: Annotated[str | None, typer.Option(envvar="REDIS_PASSWORD", show_envvar=False, metavar="PASSWORD",
         rich_help_panel=CONNECTION, help="Its password. Better in REDIS_PASSWORD: `ps` shows options to "
-        "everybody.")] = None,
+        "everybody.")] = None
     sentinel_username: Annotated[str | None, typer.Option(envvar="REDIS_SENTINEL_USERNAME", show_envvar=False,
         metavar="USER", rich_help_panel=CONNECTION, help="ACL user of the sentinels. From "
-        "REDIS_SENTINEL_USERNAME.")] = None,
+        "REDIS_SENTINEL_USERNAME.")] = None
     sentinel_password: Annotated[str | None, typer.Option(envvar="REDIS_SENTINEL_PASSWORD", show_envvar=False,
         metavar="PASSWORD", rich_help_panel=CONNECTION, help="Password of the sentinels. Better in "
-        "REDIS_SENTINEL_PASSWORD.")] = None,
+        "REDIS_SENTINEL_PASSWORD.")] = None
     tls_ca: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
-        rich_help_panel=CONNECTION, help="Certificate of the authority that signed the server's.")] = None,
+        rich_help_panel=CONNECTION, help="Certificate of the authority that signed the server's.")] = None
     tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
-        rich_help_panel=CONNECTION, help="Certificate of this client.")] = None,
+        rich_help_panel=CONNECTION, help="Certificate of this client.")] = None
     tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE",
-        rich_help_panel=CONNECTION, help="Private key of that certificate.")] = None,
+        rich_help_panel=CONNECTION, help="Private key of that certificate.")] = None
     tls_insecure: Annotated[bool, typer.Option("--tls-insecure", rich_help_panel=CONNECTION,
-        help="Do not check the server's certificate.")] = False,
+        help="Do not check the server's certificate.")] = False
     connect_timeout: Annotated[float, typer.Option(min=0.01, metavar="S",
-        rich_help_panel=CONNECTION, help="Seconds for connecting and for each answer.")] = 5.0,
-    json: Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print JSON.")] = False,
+        rich_help_panel=CONNECTION, help="Seconds for connecting and for each answer.")] = 5.0
+    json: Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print JSON.")] = False
     no_color: Annotated[bool, typer.Option("--no-color", callback=_no_color, is_eager=True, rich_help_panel=OUTPUT,
-        help="Print no colours; so does NO_COLOR.")] = False,
+        help="Print no colours; so does NO_COLOR.")] = False
     debug: Annotated[bool, typer.Option("--debug", rich_help_panel=OUTPUT,
-        help="Print the traceback of an error.")] = False,
+        help="Print the traceback of an error.")] = False
     prefix: Annotated[str, typer.Option(callback=_checked_prefix, metavar="PREFIX", show_default=False,
-        rich_help_panel=CONNECTION, help="Prefix of the coordinators, such as app1: (default: none).")] = "",
-) -> None:  # fmt: skip
-    """Declare the options; their names are the fields of `Shared`."""
+        rich_help_panel=CONNECTION, help="Prefix of the coordinators, such as app1: (default: none).")] = ""
+    # fmt: on
+
+    def address(self) -> Address:
+        """Return where to connect to; Failure if the address and the TLS options make no sense."""
+        keep_secret(self.password, self.sentinel_password)
+        try:
+            address = parse_address(self.url)
+        except BadAddress as error:
+            raise Failure(f"--url (or REDIS_URL): {error}", USAGE) from None
+        keep_secret(address.password)
+        if not address.tls and (self.tls_ca or self.tls_cert or self.tls_key or self.tls_insecure):
+            raise Failure("--tls-… options need an address that begins with rediss", USAGE)
+        return address
+
+    def output(self) -> Output:
+        """Return where to print."""
+        return Output(as_json=self.json, color=not self.no_color)
 
 
 def with_shared(command: Callable[Concatenate[Shared, P], None]) -> Callable[..., None]:
@@ -331,7 +318,7 @@ def with_shared(command: Callable[Concatenate[Shared, P], None]) -> Callable[...
         command(shared, **arguments)  # type: ignore[call-arg]
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    options = inspect.signature(_options, eval_str=True).parameters
+    options = inspect.signature(Shared, eval_str=True).parameters
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options.values())]
     expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
     expanded.__annotations__ = {one.name: one.annotation for one in parameters}

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -488,7 +488,6 @@ async def _push(session: Session, ask: Ask) -> tuple[str, str, int]:
 # -- Ask sentinels about the service, each other and its replicas, and the replicas about themselves -----------
 
 
-T = TypeVar("T")
 SILENT = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
 """The errors that a server raises by not answering."""
 
@@ -508,28 +507,28 @@ async def sentinel_facts(session: Session) -> list[SentinelFacts]:
 
 
 async def _about_service(where: str, ask: Ask, service: str, announced: bool = False) -> SentinelFacts:
-    silent = SentinelFacts(where, {}, announced=announced)
-
-    async def about() -> SentinelFacts:
+    try:
         quorum = await ask("SENTINEL", "CKQUORUM", service)
-        no_quorum = quorum if isinstance(quorum, Refused) and "NOQUORUM" in quorum else ""
         return SentinelFacts(
             where,
             _described(await ask("SENTINEL", "MASTER", service)),
-            no_quorum,
+            quorum if isinstance(quorum, Refused) and "NOQUORUM" in quorum else "",
             _each_described(await ask("SENTINEL", "REPLICAS", service)),
             _each_described(await ask("SENTINEL", "SENTINELS", service)),
             announced,
         )
-
-    return await _or_silent(about, silent)
+    except SILENT:
+        return SentinelFacts(where, {}, announced=announced)
 
 
 async def replica_facts(session: Session, sentinels: Sequence[SentinelFacts]) -> dict[str, Facts | None]:
     """Return what each replica says about itself, by its address; None: it does not answer."""
     found: dict[str, Facts | None] = {}
     async for where, ask in _replicas(session, sentinels):
-        found[where] = await _or_silent(lambda where=where, ask=ask: facts_of(where, ask), None)  # type: ignore[misc]
+        try:
+            found[where] = await facts_of(where, ask)
+        except SILENT:
+            found[where] = None
     return found
 
 
@@ -546,13 +545,6 @@ async def _replicas(session: Session, sentinels: Sequence[SentinelFacts]) -> Asy
 def _announced(found: Iterable[Mapping[str, str]]) -> list[tuple[str, int]]:
     """Return the addresses that sentinels know, each once."""
     return sorted({(it["ip"], int(it["port"])) for it in found if "ip" in it and "port" in it})
-
-
-async def _or_silent(about: Callable[[], Awaitable[T]], silent: T) -> T:
-    try:
-        return await about()
-    except SILENT:
-        return silent
 
 
 def _described(answer: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A program in a process group of its own: its signals, its terminal, its end.
+"""The command `run`: a program under a lock, in a process group of its own, in the words of flock(1).
 
 - With the terminal at its standard input and output, the program gets the terminal: Ctrl-C and Ctrl-Z go to its group,
   and not to this process. When it is stopped, this process stops, too, as the shell that started it expects.
@@ -12,24 +12,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from functools import partial
 from subprocess import Popen
 from time import monotonic
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
 
 from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, NotHeld, SyncError
 from redis_sync_aio.errors import LimitMismatch
 from redis_sync_aio.types import BaseLease
 
-from .._session import UNREACHABLE, USAGE, Failure, Session, complain
+from ._session import UNREACHABLE, USAGE, Failure, Session, Shared, complain, execute, not_empty, print_error
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 OF_TERMINALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
@@ -180,7 +185,21 @@ LOST = 75
 """EX_TEMPFAIL of sysexits.h."""
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 Side: TypeAlias = Literal["lock", "shared", "exclusive"]
-OnLost: TypeAlias = Literal["term", "kill", "ignore"]
+EXITS = {
+    1: "the lock was not granted: -n or --timeout (-E sets another code)",
+    LOST: "the lock was lost while COMMAND ran",
+    CANNOT_EXECUTE: "COMMAND cannot be executed",
+    NOT_FOUND: "COMMAND was not found",
+}
+ENDS = "else the exit code of COMMAND; 128 and the signal if one ended it"
+
+
+class WhenLost(StrEnum):
+    """The choices for a program whose lock is lost."""
+
+    TERM = "term"
+    KILL = "kill"
+    IGNORE = "ignore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +215,7 @@ class Plan:
     wait: bool
     timeout: float | None
     conflict: int
-    on_lost: OnLost
+    on_lost: WhenLost
     grace: float
 
 
@@ -210,10 +229,6 @@ class Outcome:
     held: float | None = None
     fence: int | None = None
     lost: str | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """Return it as --json prints it."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass
@@ -324,8 +339,8 @@ class Holding:
         try:
             either: set[asyncio.Future[Any]] = {lost, child.ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not child.ended.done() and self.plan.on_lost != "ignore":
-                number = signal.SIGTERM if self.plan.on_lost == "term" else signal.SIGKILL
+            if not child.ended.done() and self.plan.on_lost != WhenLost.IGNORE:
+                number = signal.SIGTERM if self.plan.on_lost == WhenLost.TERM else signal.SIGKILL
                 complain(f"the lock {lease.name!r} was lost: ending {self.plan.argv[0]!r} by {number.name}")
                 await child.end(number, self.plan.grace)
             await child.end_descendants(self.plan.grace)
@@ -340,7 +355,7 @@ class Holding:
         except (LeaseLost, NotHeld) as error:
             self.outcome.lost = getattr(error, "reason", "expired")
             complain(str(error))
-            return code if self.plan.on_lost == "ignore" else LOST
+            return code if self.plan.on_lost == WhenLost.IGNORE else LOST
         except SyncError as error:
             complain(f"the program has ended, but the lock was not released; it ends with its ttl: {error}")
         return code
@@ -350,3 +365,74 @@ def environment(lease: BaseLease) -> dict[str, str]:
     """Return the environment of the program."""
     own = {"NAME": lease.name, "FENCE": str(lease.fence), "TOKEN": lease.token}
     return os.environ | {f"REDIS_SYNC_AIO_{key}": value for key, value in own.items()}
+
+
+# -- The command -----------------------------------------------------------------------------------------------
+
+
+def run(
+    shared: Shared,
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The lock.", callback=not_empty)],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False,
+        help="The program and its arguments.")],
+    no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Do not wait if the lock is taken.")] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", "-w", min=0, metavar="S",
+        help="Seconds to wait at most. Without it, and without -n: as long as it takes.")] = None,
+    conflict_exit_code: Annotated[int, typer.Option("--conflict-exit-code", "-E", min=0, max=255, metavar="CODE",
+        help="Exit code if the lock was not granted.")] = 1,
+    shared_side: Annotated[bool, typer.Option("--shared", "-s",
+        help="Take the read side of a read/write lock.")] = False,
+    exclusive: Annotated[bool, typer.Option("--exclusive", "-x",
+        help="Take its write side. A lock without -s or -x is another lock.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N",
+        help="Take a semaphore with so many permits.")] = None,
+    weight: Annotated[int, typer.Option("--weight", min=1, metavar="W", help="Permits of the semaphore to take.")] = 1,
+    ttl: Annotated[float, typer.Option("--ttl", min=0.1, metavar="S",
+        help="Seconds that the lock lasts if this machine dies; it is renewed.")] = 30.0,
+    on_lost: Annotated[WhenLost, typer.Option("--on-lost",
+        help="End COMMAND when the lock is lost: by SIGTERM, by SIGKILL, or not.")] = WhenLost.TERM,
+    grace: Annotated[float, typer.Option("--grace", min=0, metavar="S",
+        help="Seconds between SIGTERM and SIGKILL.")] = 10.0,
+) -> None:  # fmt: skip
+    """Run COMMAND while holding a lock, a permit, or a side of a read/write lock.
+
+    COMMAND finds the fence, the name and the token in REDIS_SYNC_AIO_FENCE, REDIS_SYNC_AIO_NAME and
+    REDIS_SYNC_AIO_TOKEN. With --json one line of JSON about the run is printed on stderr at the end.
+    """
+    side: Side = "shared" if shared_side else "exclusive" if exclusive else "lock"
+
+    def check() -> None:
+        check_options(no_wait, timeout, shared_side + exclusive + (limit is not None), limit, weight)
+        check_program(command[0])
+
+    async def body(session: Session) -> int:
+        wait = not no_wait and timeout != 0
+        plan = Plan(
+            name, command, side, limit, weight, ttl, wait, timeout, conflict_exit_code, on_lost, grace,
+        )  # fmt: skip
+        outcome = await Holding(session, plan).run()
+        if shared.json:
+            print_error(json.dumps(asdict(outcome)))
+        return outcome.exit
+
+    execute(shared, body, check=check)
+
+
+def check_options(no_wait: bool, timeout: float | None, kinds: int, limit: int | None, weight: int) -> None:
+    """Refuse options that exclude each other."""
+    if no_wait and timeout is not None:
+        raise Failure("-n does not wait and --timeout waits: give one of them", USAGE)
+    if kinds > 1:
+        raise Failure("--shared, --exclusive and --limit are three kinds of locks: give one of them", USAGE)
+    if limit is None and weight != 1:
+        raise Failure("--weight needs --limit", USAGE)
+    if limit is not None and weight > limit:
+        raise Failure(f"--weight {weight} is more than --limit {limit}", USAGE)
+
+
+def check_program(program: str) -> None:
+    """Refuse a program that is not there, before anything is locked for it."""
+    if shutil.which(program) is None:
+        found = os.sep in program and os.path.exists(program)
+        why, code = ("cannot be executed", CANNOT_EXECUTE) if found else ("was not found", NOT_FOUND)
+        raise Failure(f"{program!r} {why}; nothing was locked", code)
