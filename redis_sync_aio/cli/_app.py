@@ -9,9 +9,7 @@ import typer
 
 from redis_sync_aio import __version__
 
-from . import _bench as bench
-from . import _demo as demo
-from . import _run as run
+from . import _bench, _demo, _run
 from ._doctor import command as doctor
 from ._look import ending, looking, top
 from ._session import COMMON_EXITS, NAME, with_shared
@@ -52,12 +50,12 @@ def add(name: str, command: Callable[..., None], exits: Mapping[int, str], other
 
 
 add("doctor", with_shared(doctor.doctor), COMMON_EXITS | doctor.EXITS)
-add("run", with_shared(run.run), COMMON_EXITS | run.EXITS, run.ENDS)
+add("run", with_shared(_run.run), COMMON_EXITS | _run.EXITS, _run.ENDS)
 add("ls", with_shared(looking.ls), COMMON_EXITS | looking.LS_EXITS)
 add("show", with_shared(looking.show), COMMON_EXITS | looking.SHOW_EXITS)
 add("top", with_shared(top.top), COMMON_EXITS | top.EXITS)
 add("watch", with_shared(looking.watch), COMMON_EXITS | looking.WATCH_EXITS)
 add("release", with_shared(ending.release), COMMON_EXITS | ending.RELEASE_EXITS)
 add("forget", with_shared(ending.forget), COMMON_EXITS | ending.FORGET_EXITS)
-add("bench", with_shared(bench.bench), COMMON_EXITS | bench.EXITS)
-add("demo", demo.demo, demo.EXITS)
+add("bench", with_shared(_bench.bench), COMMON_EXITS | _bench.EXITS)
+add("demo", _demo.demo, _demo.EXITS)

@@ -1,1 +1,1 @@
-"""The commands that look at locks from outside, and the one that releases what got stuck."""
+"""The commands that look at locks from outside, and those that release a stuck lock or forget a job."""

@@ -63,10 +63,8 @@ class TopScreen:
     def take(self, views: Sequence[NameView], time: float) -> None:
         """Take a look at all names; ``time``: local clock."""
         now = keyed(views)
-        if self._looked is not None:
-            self.rates.add(time, list(changes(self._views, now, time - self._looked)))
-        else:
-            self.rates.add(time, [])
+        found = [] if self._looked is None else list(changes(self._views, now, time - self._looked))
+        self.rates.add(time, found)
         self._views, self._looked, self.error = now, time, ""
 
     @property
