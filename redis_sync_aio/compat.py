@@ -296,7 +296,10 @@ class Lock(RedisLock):
             raise error
         if call is None:
             cause = resource.hub.connection_error_of(resource.keys)
-            raise Unreachable.release_unconfirmed(resource.name) from cause
+            raise Unreachable(
+                f"Redis did not confirm the release of {resource.name!r} in time: it is tried again in "
+                "the background; check the server and the network"
+            ) from cause
         if call.error is not None:
             with redis_errors():
                 raise call.error

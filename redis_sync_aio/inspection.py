@@ -29,6 +29,7 @@ from ._inspection.reading import TRANSIENT, listening_in, reading_of
 from ._inspection.views import HolderView, MarkView, NameView, Problem, WaiterView, check, compiled, exact
 from ._leases.implicit import CoordinatorLike, client_of, prefix_of
 from .errors import PermissionDenied, Unreachable
+from .errors._base import page
 
 __all__ = [
     "HolderView",
@@ -316,6 +317,14 @@ async def _reading(client: RedisClient) -> AsyncIterator[None]:
         refused = resp.answered(b"", error)
         if refused is not None:
             if refused.code == "NOPERM":
-                refused = PermissionDenied.of_inspection(str(resp.error_answer(error)))
+                refused = PermissionDenied(
+                    f"the server refused to show names: {resp.error_answer(error)} (extend the ACL rule of this user; "
+                    f"{page('operations/inspection', 'rights')} has the rights that this needs)",
+                    code="NOPERM",
+                )
             raise refused from error
-        raise Unreachable.of_inspection(address_of(client), error) from error
+        raise Unreachable(
+            f"{address_of(client)} did not answer while its names were read: "
+            + f"{type(error).__name__}: {error}".rstrip(": .")
+            + "; check the server and the network"
+        ) from error

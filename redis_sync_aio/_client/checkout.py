@@ -27,6 +27,7 @@ from redis.asyncio import ConnectionPool, Redis
 from .._core.cancellation import leaving, undo_in, wait_shielded
 from .._core.display import shown
 from ..errors import TransactionMisuse
+from ..errors._misuse import Misuse
 from . import replies as resp
 from .redis_py import close_idle, pooled, stream, write
 from .replies import Reply
@@ -276,7 +277,7 @@ def name_words(command: object) -> list[bytes]:
     if isinstance(command, str):
         command = command.encode()
     if not isinstance(command, (bytes, bytearray, memoryview)):
-        raise TransactionMisuse.bad_name(shown(command))
+        raise TransactionMisuse.of(Misuse.BAD_NAME, shown(command))
     return bytes(command).split()
 
 

@@ -79,7 +79,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise WrongContext.no_loop() from None
+        raise WrongContext("no event loop is running here: use it inside a coroutine") from None
 
 
 def is_client(value: object) -> bool:

@@ -373,7 +373,12 @@ class Acquisition:
             if self._too_late():
                 self._leave()
                 if not self.taker.done():
-                    self.taker.set_exception(Unreachable.too_slow(resource.name, duration=duration, claimed=claimed))
+                    advice = "raise Coordinator(claim=)" if claimed else "give it a longer ttl"
+                    error = Unreachable(
+                        f"Redis takes longer to answer about {resource.name!r} than a lease of {duration:g} seconds "
+                        f"lasts: each grant had ended before its reply arrived. Nothing is held; {advice}"
+                    )
+                    self.taker.set_exception(error)
             else:
                 self._again()
             return

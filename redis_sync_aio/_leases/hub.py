@@ -560,9 +560,15 @@ class Hub:
         if self._thread == get_ident() and self.loop.is_running():
             return  # a shortcut: until Python 3.12, asking for the running loop is a system call
         if self.forked:
-            raise WrongContext.forked()
+            raise WrongContext(
+                "this coordinator belongs to the parent process: after a fork create a new client and a new "
+                "Coordinator in the child (or start children with the 'spawn' method)"
+            )
         if self.loop is not running_loop():
-            raise WrongContext.other_loop()
+            raise WrongContext(
+                "this coordinator runs in another event loop: create one Coordinator per loop, and do not share "
+                "locks made from it, nor leases, between loops or threads"
+            )
 
     def leave_to_parent(self) -> None:
         """Refuse all use in this process, which was forked from the one that made the hub."""

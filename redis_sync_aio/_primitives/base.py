@@ -466,7 +466,10 @@ class Primitive(LeaseContext[L]):
             else observers.follow(self._kind, self.name, granting, label=self._shown_label(None))
         )
         if grant is None:
-            raise NotHeld.detached(self.name)
+            raise NotHeld(
+                f"the lease on {self.name!r} cannot be attached: it was attached before, or ended. Do not go on "
+                "with its work; acquire the lock"
+            )
         return self._lease_type(grant, self._itself)
 
     async def _grant(self, request: Request) -> Grant:

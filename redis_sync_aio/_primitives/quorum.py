@@ -87,7 +87,7 @@ async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
         async with asyncio.timeout(within):
             return await answer
     except TimeoutError:
-        return Unreachable.one_server(within)
+        return Unreachable(f"a server did not answer within {within:g} seconds; check it and the network")
     except SyncError as error:
         return error
 
@@ -243,12 +243,9 @@ class QuorumGroup(LeaseGroup):
             await asyncio.gather(*(in_time(undoing, self._answer_within) for undoing in extended))
             lease.check()
             refused = next((error for error in errors if isinstance(error, CommandRefused)), None)
-            raise refused or Unreachable.extended_by_minority(
-                lease.name,
-                extended=len(outcomes) - len(errors),
-                servers=self.servers,
-                needed=self.needed,
-                seconds=self._answer_within,
+            raise refused or Unreachable(
+                f"{len(outcomes) - len(errors)} of {self.servers} servers extended the lease on {lease.name!r} within "
+                f"{self._answer_within:g} seconds, {self.needed} have to: its deadline stays; check the others"
             ) from errors[0]
 
     def release(self, lease: Grant) -> None:

@@ -134,7 +134,12 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
         except AcquireTimeout as error:
             if not self._on._leases():
                 raise
-            raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
+            raise AcquireTimeout(
+                f"{self.name!r} was not granted in time: another task, or owner, of this process holds it. If "
+                "that waits for this one, let both have the same identity: acquire(identity=...); else wait longer",
+                name=self.name,
+                remaining=error.remaining,
+            ) from error
         return self._owned(LeaseGroup(key, (grant,)), identity)
 
     @explains_words_of_redis_py
@@ -176,7 +181,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
             inside = left
         if not inside:
             who = "this task" if identity is None else f"the identity {identity!r}"
-            raise NotHeld.by_owner(self.name, who)
+            raise NotHeld(f"{self.name!r} is not held by {who}: release the lease itself, or name the owner of it")
         await inside[-1].release()
 
     def depth(self, *, identity: Hashable | None = None) -> int:
@@ -221,7 +226,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
         if identity is None:
             identity = asyncio.current_task()
             if identity is None:
-                raise WrongContext.no_task(self.name)
+                raise WrongContext(f"{self.name!r} is used outside a task: name an identity, acquire(identity=...)")
         # A task that forgets to release must not stay alive by that.
         return (
             loop,

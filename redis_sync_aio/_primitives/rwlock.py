@@ -99,8 +99,9 @@ class WriteSide(Side[WriteLease]):
         lease.check_context()
         lease.check()
         if lease.keys != self._keys or lease.weight != WRITER_WEIGHT:
-            raise NotHeld.other_lease(
-                self.name, given=repr(lease), expected="writer", use="downgrade() takes one of write()"
+            raise NotHeld(
+                f"not a writer's lease of {self.name!r}, or not held any more: {lease!r}; "
+                "downgrade() takes one of write()"
             )
         lease.become_reader()  # immediately, and in any case: from here on the caller must not write
         resource = self._known()

@@ -440,7 +440,7 @@ def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Base
     if task.cancelled():
         if overdue is not None:
             return UndoFailed.too_long(what, seconds=overdue, ended=True)
-        return UndoFailed.cancelled(what)
+        return SyncError(f"the undo step {what} was cancelled")
     return task.exception()
 
 

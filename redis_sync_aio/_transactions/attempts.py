@@ -30,6 +30,7 @@ from ..errors import (
     Unreachable,
     WrongContext,
 )
+from ..errors._misuse import Misuse
 from .exec_replies import CommitMarker, ExecUnanswered, Replies
 from .handle import BodyScope, Committed, Transaction, TransactionOptions, TurnCheck, WriteTurn
 from .watch_session import WatchSession
@@ -80,7 +81,7 @@ class Attempts:
             self._give_up(self._left)
         if not self._entered:  # none would ever count, or wait
             self._finish()
-            self._give_up(TransactionMisuse.not_entered(self._keys()))
+            self._give_up(TransactionMisuse.of(Misuse.NOT_ENTERED, listed(self._terms.keys)))
         try:
             await self._before_next()
         except SyncError as error:
@@ -231,7 +232,7 @@ class Attempts:
         self._left = self._caught(f"{type(error).__name__} in its body")
 
     def _caught(self, what: str) -> TransactionMisuse:
-        return TransactionMisuse.caught(self._keys(), what)
+        return TransactionMisuse.of(Misuse.CAUGHT, listed(self._terms.keys), what)
 
     # -- again, or not ---------------------------------------------------------------------------------
 
@@ -260,7 +261,12 @@ class Attempts:
         elif executed is None and not self._terms.idempotent:
             raise self._unknown() from outcome.cause
         elif not self._plan_after_failure(sent):
-            raise (self._unknown() if executed is None else Unreachable.exec_not_run(self._keys())) from outcome.cause
+            if executed is None:
+                raise self._unknown() from outcome.cause
+            raise Unreachable(
+                f"the connection was lost before EXEC of the transaction on {listed(self._terms.keys)} was executed: "
+                "nothing was written. Check the server and the network, or allow more attempts or time"
+            ) from outcome.cause
         elif executed is None:
             self._perhaps = True
 

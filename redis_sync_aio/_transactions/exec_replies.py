@@ -19,6 +19,7 @@ from .._client.settings import RETRY, PerClient, response_timeout_of
 from .._core.clock import now
 from .._core.keys import marker_key
 from ..errors import PartiallyApplied, TransactionMisuse
+from ..errors._misuse import Misuse
 
 # -- The placeholder for the reply to a queued command, which is not known before EXEC -------------------------
 
@@ -38,7 +39,7 @@ class QueuedReply:
 
     def __await__(self) -> Generator[Any, Any, QueuedReply]:
         if self._reads:
-            raise TransactionMisuse.awaited_read(self._name)
+            raise TransactionMisuse.of(Misuse.AWAITED_READ, self._name)
         return self
         yield
 
@@ -47,7 +48,7 @@ class QueuedReply:
 
     def _not_known(self, *_: object) -> NoReturn:
         """Raise TransactionMisuse."""
-        raise TransactionMisuse.reply_not_known(self._name)
+        raise TransactionMisuse.of(Misuse.REPLY_NOT_KNOWN, self._name)
 
     __bool__ = __str__ = __format__ = __int__ = __float__ = __index__ = __bytes__ = __len__ = _not_known
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = __getitem__ = __contains__ = _not_known

@@ -27,6 +27,7 @@ from .._core.cancellation import redeliver_cancellation, undo_in, wait_shielded
 from .._core.clock import now
 from .._core.display import text
 from ..errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
+from ..errors._misuse import Misuse
 from .exec_replies import (
     CONTROL,
     Command,
@@ -197,7 +198,7 @@ class Transaction(AsyncCoreCommands):
 
     async def unwatch(self) -> None:  # type: ignore[override]
         """Raise TransactionMisuse: the keys stay watched until the body ends."""
-        raise TransactionMisuse.unwatch()
+        raise TransactionMisuse.of(Misuse.UNWATCH)
 
     def multi(self) -> None:
         """End the reading. From now on commands are queued, and executed together at the end of the body.
@@ -208,9 +209,9 @@ class Transaction(AsyncCoreCommands):
         """
         self._check_reading("multi()")
         if self._busy:
-            raise TransactionMisuse.multi_in_flight()
+            raise TransactionMisuse.of(Misuse.MULTI_IN_FLIGHT)
         if self._needs_watch and not self._session.watched:
-            raise TransactionMisuse.nothing_read()
+            raise TransactionMisuse.of(Misuse.NOTHING_READ)
         self._state = TransactionState.QUEUING
 
     def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
@@ -222,13 +223,13 @@ class Transaction(AsyncCoreCommands):
         name = first_word(args[0]) if args else ""
         self._check_open(name)
         if not name:
-            raise TransactionMisuse.without_name()
+            raise TransactionMisuse.of(Misuse.WITHOUT_NAME)
         if name in CONTROL:
-            raise TransactionMisuse.control(name)
+            raise TransactionMisuse.of(Misuse.CONTROL, name)
         if changes_session(args):
-            raise TransactionMisuse.changes_session(name)
+            raise TransactionMisuse.of(Misuse.CHANGES_SESSION, name)
         if blocks(args):
-            raise TransactionMisuse.blocks(name)
+            raise TransactionMisuse.of(Misuse.BLOCKS, name)
         if self._state is TransactionState.READING:
             return self._in_turn(self._read(args, options))
         self._queue.append((self._session.pack(args), args, options))
@@ -254,21 +255,21 @@ class Transaction(AsyncCoreCommands):
         if self._session.error is not None:
             raise self._session.error
         if self._state is TransactionState.NEW:
-            raise TransactionMisuse.not_begun(what)
+            raise TransactionMisuse.of(Misuse.NOT_BEGUN, what)
         if self._state is TransactionState.ENDED:
-            raise TransactionMisuse.ended(what)
+            raise TransactionMisuse.of(Misuse.ENDED, what)
 
     def _check_reading(self, what: str) -> None:
         self._check_open(what)
         if self._state is TransactionState.QUEUING:
-            raise TransactionMisuse.after_multi(what)
+            raise TransactionMisuse.of(Misuse.AFTER_MULTI, what)
 
     async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one command at a time: replies belong to commands by their order."""
         if self._busy or self._state is not TransactionState.READING:
             work.close()
             self._check_reading("a command that was made before")
-            raise TransactionMisuse.two_commands()
+            raise TransactionMisuse.of(Misuse.TWO_COMMANDS)
         self._busy = True
         try:
             return await work
@@ -283,7 +284,7 @@ class Transaction(AsyncCoreCommands):
     async def _read(self, words: Encodables, options: dict[str, Any]) -> Any:
         """Run one command of the body; its error comes out as from the client."""
         if not known_to_read(words) and not await self._only_reads(words):
-            raise TransactionMisuse.write_before_multi(first_word(words[0]))
+            raise TransactionMisuse.of(Misuse.WRITE_BEFORE_MULTI, first_word(words[0]))
         session = self._session
         (reply,) = await session.send([without_effect(words)], raw=NEVER_DECODE in options)
         if isinstance(reply, redis.exceptions.ResponseError):
@@ -298,7 +299,7 @@ class Transaction(AsyncCoreCommands):
             return found
         if (error := session.transient(found)) is not None:
             raise error
-        raise TransactionMisuse.unknown_before_multi(first_word(words[0]), reply=str(found)) from found
+        raise TransactionMisuse.of(Misuse.UNKNOWN_BEFORE_MULTI, first_word(words[0]), str(found)) from found
 
     # -- its end ---------------------------------------------------------------------------------------
 
@@ -313,9 +314,9 @@ class Transaction(AsyncCoreCommands):
     def _check_commit(self) -> None:
         self._check_open("the commit")
         if self._busy:
-            raise TransactionMisuse.ended_in_flight()
+            raise TransactionMisuse.of(Misuse.ENDED_IN_FLIGHT)
         if self._state is TransactionState.READING:
-            raise TransactionMisuse.without_multi()
+            raise TransactionMisuse.of(Misuse.WITHOUT_MULTI)
         self._state = TransactionState.ENDED
 
     async def _end(self, *, drop: bool) -> None:
@@ -341,7 +342,7 @@ class BodyScope:
         pools = _inside.setdefault(task, [])
         pool = Same(client.connection_pool)
         if pool in pools:
-            raise TransactionMisuse.nested()
+            raise TransactionMisuse.of(Misuse.NESTED)
         pools.append(pool)
         self._pools = pools
         self._pool = pool
@@ -427,7 +428,7 @@ class GuardedTransaction(Transaction):
 
     async def __aenter__(self) -> Self:
         if self._state is not TransactionState.NEW:
-            raise TransactionMisuse.entered_twice()
+            raise TransactionMisuse.of(Misuse.ENTERED_TWICE)
         self._guard.check()
         self._begun = now()
         self._body = BodyScope(self._session.client)

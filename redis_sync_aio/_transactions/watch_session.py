@@ -256,7 +256,10 @@ class WatchSession:
         return error
 
     def _failed(self, error: Exception) -> SyncError:
-        self.error = answered(self._name, error) or Unreachable.in_transaction(tuple(map(text, self.keys)), error)
+        self.error = answered(self._name, error) or Unreachable(
+            f"the connection failed in a transaction on {self.shown()}: {type(error).__name__}: {error}; "
+            "nothing was written. Check the server and the network"
+        )
         return self.error
 
     def _check_slots(self, replies: Sequence[Reply]) -> None:

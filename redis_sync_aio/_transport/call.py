@@ -136,7 +136,11 @@ class Call:
 def not_understood(name: bytes, error: BaseException) -> SyncError:
     """Log that reading a reply about ``name`` raised ``error``, and return the error to raise."""
     logs.useless_answer(text(name), error)
-    found = SyncError.useless_reply(text(name), error)
+    found = SyncError(
+        f"Redis answered a command for {text(name)!r}, and the reply could not be used: {type(error).__name__}: "
+        f"{error}. The command may have been executed. If another program has changed the keys of that name, "
+        "delete them; otherwise this is a defect of redis_sync_aio: please report it with the traceback that was logged"
+    )
     found.__cause__ = error
     return found
 
@@ -154,12 +158,19 @@ def understood(read: Callable[[Reply], T], name: bytes, reply: Reply) -> T:
 
 def closed(call: Call) -> CoordinatorClosed:
     """Return the error for a call that had no reply when its executor was closed."""
-    return CoordinatorClosed.without_reply(text(call.name))
+    return CoordinatorClosed(
+        f"the coordinator was closed before a reply about {text(call.name)!r} arrived: the command may have been "
+        "executed or not; check with a new Coordinator"
+    )
 
 
 def too_late(call: Call) -> None:
     """Fail a call that was sent to a closed executor, in a later turn of the loop, as a reply would come."""
-    asyncio.get_running_loop().call_soon(call.fail, CoordinatorClosed.not_sent(text(call.name)))
+    error = CoordinatorClosed(
+        f"no command was sent for {text(call.name)!r}: its coordinator is closed. Leases that it still holds end with "
+        "their ttl; create a new Coordinator"
+    )
+    asyncio.get_running_loop().call_soon(call.fail, error)
 
 
 def unanswered(
@@ -237,7 +248,10 @@ def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
 def never_answered(call: Call, server: str, cause: Exception) -> Unreachable:
     """Return the error for a call to a server that has never answered, and refuses connections now."""
     what = _asked(call.keys, call.script.name)
-    return Unreachable.never_answered(text(call.name), server=server, cause=cause, what=what)
+    return Unreachable(
+        f"no Redis has answered at {server} yet, so {what} {text(call.name)!r} was given up: {type(cause).__name__}: "
+        f"{str(cause).rstrip('.')}; check the address, and start the server first"
+    )
 
 
 def not_allowed(message: str, what: str) -> Exception:
@@ -252,7 +266,7 @@ def refused_for_good(error: Exception) -> SyncError:
     if isinstance(error, SyncError):
         return error
     if isinstance(error, NotAdoptable):
-        return PushUnavailable.not_with_this_client(str(error))
+        return PushUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
     return answered(b"", error) or refusal(b"", f"ERR {error}")
 
 

@@ -361,7 +361,12 @@ class Handshake:
                     raise failures.not_allowed(str(error), what) from error
                 listeners = await self._published(connection, rights)
         if not listeners:
-            raise PushUnavailable.counted_elsewhere(text(inbox_pattern(self.inbox)))
+            raise PushUnavailable(
+                f"a script finds no listener on {text(inbox_pattern(self.inbox))}, although this connection has "
+                "subscribed there: a proxy seems to send SUBSCRIBE and scripts to different servers, and pushed "
+                "wake-ups need both at one. Connect without it (a cluster by RedisCluster), or use "
+                'Coordinator(client, push="never") to poll instead'
+            )
         await self._answer(self._heard)
         return int(listeners)
 

@@ -99,7 +99,12 @@ class CallQueue:
                 continue
             call.ambiguous |= perhaps
             if call.at_most_once and perhaps:
-                call.fail(Unreachable.reply_lost(text(call.name)))
+                call.fail(
+                    Unreachable(
+                        f"the connection was lost before the reply about {text(call.name)!r} arrived: the command "
+                        "may have been executed or not; check statistics()"
+                    )
+                )
             elif not self.deferred.join(call):
                 resend.append(call)
         self.unsent.extendleft(reversed(resend))
@@ -415,7 +420,8 @@ class Link:
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         """Replace a connection that ended without our doing, if one is needed."""
         if connection is not self._connection:
-            self._handshake.fail(connection, Unreachable.while_connecting())
+            lost = "the connection was lost while it was being set up; check the server and the network"
+            self._handshake.fail(connection, Unreachable(lost))
             return
         self._connection = None
         self._connector.error = error or ConnectionResetError("the server closed the connection")

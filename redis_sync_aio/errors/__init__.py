@@ -3,9 +3,9 @@
 [When it goes wrong](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/) has an entry for
 each: in which state things are, why it happens, and what to do.
 
-Each message names the lock, says what was expected and what was found, and what to do about it. It is built from facts
-in the class: by ``__init__``, or, if a class stands for several situations, by a static method for each. Those methods
-are for this package and may change.
+Each message names the lock, says what was expected and what was found, and what to do about it. It stands at the raise,
+if one place raises it. Otherwise the class builds it from facts: in ``__init__``, or in a static method for each
+situation. Those methods are for this package and may change.
 ``SyncError`` catches them all; the second base of a class is what callers would catch anyway
 (``TimeoutError`` for a timeout, redis-py's ``ConnectionError`` for an unreachable server).
 They can be pickled and copied. Not among them: bad arguments are TypeError, ValueError or RuntimeError;

@@ -56,15 +56,6 @@ class SyncError(Exception):
         """Pickle and copy it with its attributes; by default the class is called with ``args`` alone."""
         return _restore, (type(self), self.args), vars(self)
 
-    @staticmethod
-    def useless_reply(name: str, error: BaseException) -> SyncError:
-        """Return the error for a reply about ``name`` that could not be read, because of ``error``."""
-        return SyncError(
-            f"Redis answered a command for {name!r}, and the reply could not be used: {type(error).__name__}: {error}. "
-            "The command may have been executed. If another program has changed the keys of that name, delete them; "
-            "otherwise this is a defect of redis_sync_aio: please report it with the traceback that was logged"
-        )
-
 
 def _restore(kind: type[SyncError], args: tuple[object, ...]) -> SyncError:
     error = kind.__new__(kind, *args)

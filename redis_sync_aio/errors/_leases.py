@@ -144,16 +144,6 @@ class AcquireTimeout(SyncError, TimeoutError):
         )
 
     @staticmethod
-    def by_another_owner(name: str, *, remaining: float | None) -> AcquireTimeout:
-        """Return the error for a reentrant lock that another owner in this process holds."""
-        return AcquireTimeout(
-            f"{name!r} was not granted in time: another task, or owner, of this process holds it. If that waits for "
-            "this one, let both have the same identity: acquire(identity=...); else wait longer",
-            name=name,
-            remaining=remaining,
-        )
-
-    @staticmethod
     def of_majority(name: str, *, quorum: int, servers: int, within: float | None) -> AcquireTimeout:
         """Return the error for a lock that was not free on ``quorum`` of so many ``servers``."""
         return AcquireTimeout(
@@ -305,23 +295,10 @@ class NotHeld(SyncError):
         return NotHeld(f"this task holds no lease on {listed(names)}; {found}")
 
     @staticmethod
-    def by_owner(name: str, owner: str) -> NotHeld:
-        """Return the error for a release of a reentrant lock that ``owner`` does not hold."""
-        return NotHeld(f"{name!r} is not held by {owner}: release the lease itself, or name the owner of it")
-
-    @staticmethod
     def by_identity(name: str, identity: str, *, holders: str) -> NotHeld:
         """Return the error for a release by an identity without a lease; ``holders`` are the server's, if any."""
         found = f" but by {holders}: nothing was changed" if holders else ", nor by anybody else"
         return NotHeld(f"{name!r} is not held by {identity!r}{found}")
-
-    @staticmethod
-    def detached(name: str) -> NotHeld:
-        """Return the error for a detached lease that cannot be attached."""
-        return NotHeld(
-            f"the lease on {name!r} cannot be attached: it was attached before, or ended. Do not go on with its work; "
-            "acquire the lock"
-        )
 
     @staticmethod
     def released(name: str, *, before: str = "") -> NotHeld:
@@ -329,11 +306,6 @@ class NotHeld(SyncError):
         return NotHeld(
             f"the lease on {name!r} was released{f' before {before}' if before else ''}; acquire the lock again"
         )
-
-    @staticmethod
-    def other_lease(name: str, *, given: str, expected: str, use: str) -> NotHeld:
-        """Return the error for a ``given`` lease that is not the ``expected`` kind, or not held."""
-        return NotHeld(f"not a {expected}'s lease of {name!r}, or not held any more: {given}; {use}")
 
     @staticmethod
     def not_entered(what: str) -> NotHeld:
@@ -589,11 +561,6 @@ class UndoFailed(SyncError, ExceptionGroup[Exception]):
         """Return the error for a step that took longer than ``seconds``; ``ended``: its cancellation ended it."""
         then = " and was cancelled" if ended else ", and goes on although cancelled"
         return TimeoutError(f"the undo step {step} took longer than {seconds:g} seconds{then}")
-
-    @staticmethod
-    def cancelled(step: str) -> SyncError:
-        """Return the error for a step that was cancelled, but not because it took too long."""
-        return SyncError(f"the undo step {step} was cancelled")
 
     def derive(self, excs: Sequence[Exception]) -> UndoFailed:  # type: ignore[override]
         """Return a part of the group, for ``except*``."""

@@ -42,17 +42,6 @@ class Unreachable(SyncError, RedisConnectionError):
         )
 
     @staticmethod
-    def never_answered(name: str, *, server: str, cause: BaseException, what: str) -> Unreachable:
-        """Return the error for a command about ``name`` to a server that has never answered this process.
-
-        ``cause`` is the refusal of a connection. ``what`` says which command it was, as in "the release of".
-        """
-        return Unreachable(
-            f"no Redis has answered at {server} yet, so {what} {name!r} was given up: {type(cause).__name__}: "
-            f"{str(cause).rstrip('.')}; check the address, and start the server first"
-        )
-
-    @staticmethod
     def client_raised(name: str, *, seconds: float | None, raised: str) -> Unreachable:
         """Return the error for a command about ``name`` without a reply, because the caller's client raised an error.
 
@@ -65,69 +54,6 @@ class Unreachable(SyncError, RedisConnectionError):
         )
 
     @staticmethod
-    def reply_lost(name: str) -> Unreachable:
-        """Return the error for a command that lost its reply and is not repeated."""
-        return Unreachable(
-            f"the connection was lost before the reply about {name!r} arrived: the command may have been executed or "
-            "not; check statistics()"
-        )
-
-    @staticmethod
-    def while_connecting() -> Unreachable:
-        """Return the error for a connection that was lost before any command was sent on it."""
-        return Unreachable("the connection was lost while it was being set up; check the server and the network")
-
-    @staticmethod
-    def too_slow(name: str, *, duration: float, claimed: bool) -> Unreachable:
-        """Return the error for a request whose grants, of ``duration`` seconds, have ended before they arrive.
-
-        ``claimed`` says that a shorter claim, and not the ttl, ended them.
-        """
-        return Unreachable(
-            f"Redis takes longer to answer about {name!r} than a lease of {duration:g} seconds lasts: each grant had "
-            f"ended before its reply arrived. Nothing is held; "
-            f"{'raise Coordinator(claim=)' if claimed else 'give it a longer ttl'}"
-        )
-
-    @staticmethod
-    def release_unconfirmed(name: str) -> Unreachable:
-        """Return the error for a release that goes on, and was not confirmed in time."""
-        return Unreachable(
-            f"Redis did not confirm the release of {name!r} in time: it is tried again in the background; check the "
-            "server and the network"
-        )
-
-    @staticmethod
-    def exec_not_run(keys: tuple[str, ...]) -> Unreachable:
-        """Return the error for a transaction whose EXEC did not reach the server."""
-        return Unreachable(
-            f"the connection was lost before EXEC of the transaction on {listed(keys)} was executed: nothing was "
-            "written. Check the server and the network, or allow more attempts or time"
-        )
-
-    @staticmethod
-    def in_transaction(keys: tuple[str, ...], cause: BaseException) -> Unreachable:
-        """Return the error for a transaction that lost its connection before EXEC was sent."""
-        return Unreachable(
-            f"the connection failed in a transaction on {listed(keys)}: {type(cause).__name__}: {cause}; nothing was "
-            "written. Check the server and the network"
-        )
-
-    @staticmethod
-    def of_inspection(address: str, cause: BaseException) -> Unreachable:
-        """Return the error for a server that did not answer while names were read from outside."""
-        return Unreachable(
-            f"{address} did not answer while its names were read: "
-            + f"{type(cause).__name__}: {cause}".rstrip(": .")
-            + "; check the server and the network"
-        )
-
-    @staticmethod
-    def one_server(seconds: float) -> Unreachable:
-        """Return the error for one of several servers that did not answer."""
-        return Unreachable(f"a server did not answer within {seconds:g} seconds; check it and the network")
-
-    @staticmethod
     def minority(
         name: str, *, answered: int, servers: int, needed: int, seconds: float, others: str = ""
     ) -> Unreachable:
@@ -135,14 +61,6 @@ class Unreachable(SyncError, RedisConnectionError):
         return Unreachable(
             f"{answered} of {servers} servers answered about {name!r} within {seconds:g} seconds, {needed} have to"
             f"{f'. {others}' if others else '; check the servers and the network'}"
-        )
-
-    @staticmethod
-    def extended_by_minority(name: str, *, extended: int, servers: int, needed: int, seconds: float) -> Unreachable:
-        """Return the error for a lease on several servers that too few of them extended."""
-        return Unreachable(
-            f"{extended} of {servers} servers extended the lease on {name!r} within {seconds:g} seconds, {needed} have "
-            "to: its deadline stays; check the others"
         )
 
     @staticmethod
@@ -217,15 +135,6 @@ class PermissionDenied(CommandRefused):
         code: The first word of the reply: ``"NOPERM"``, ``"NOAUTH"`` or ``"WRONGPASS"``.
     """
 
-    @staticmethod
-    def of_inspection(reply: str) -> PermissionDenied:
-        """Return the error for a user that may not look at names."""
-        return PermissionDenied(
-            f"the server refused to show names: {reply} (extend the ACL rule of this user; "
-            f"{page('operations/inspection', 'rights')} has the rights that this needs)",
-            code="NOPERM",
-        )
-
 
 class OutOfMemory(CommandRefused):
     """The server is at ``maxmemory``, so nothing new can be acquired.
@@ -293,20 +202,6 @@ class PushUnavailable(SyncError):
             'Coordinator(client, push="never") to poll instead'
         )
 
-    @staticmethod
-    def counted_elsewhere(channels: str) -> PushUnavailable:
-        """Return the error for a connection whose scripts find no listener on the inbox that it has subscribed to."""
-        return PushUnavailable(
-            f"a script finds no listener on {channels}, although this connection has subscribed there: a proxy seems "
-            "to send SUBSCRIBE and scripts to different servers, and pushed wake-ups need both at one. Connect without "
-            'it (a cluster by RedisCluster), or use Coordinator(client, push="never") to poll instead'
-        )
-
-    @staticmethod
-    def not_with_this_client(problem: str) -> PushUnavailable:
-        """Return the error for a client whose connections cannot be used."""
-        return PushUnavailable(f'{problem}; use Coordinator(client, push="never") to poll instead')
-
 
 HeldBack: TypeAlias = "Callable[[], Awaitable[None]]"
 
@@ -326,11 +221,6 @@ class CoordinatorClosed(SyncError):
         return self
 
     @staticmethod
-    def used(why: str) -> CoordinatorClosed:
-        """Return the error for the use of a coordinator that is closed."""
-        return CoordinatorClosed(f"this coordinator cannot be used any more: {why}. Create a new one")
-
-    @staticmethod
     def draining(name: str, held_back: HeldBack | None = None) -> CoordinatorClosed:
         """Return the error for a request about ``name`` to a coordinator that is being closed."""
         why = f"the coordinator is being closed and grants {name!r} no longer: create a new one"
@@ -342,20 +232,9 @@ class CoordinatorClosed(SyncError):
         return CoordinatorClosed(f"the wait for {name!r} ended: {why}")._until(held_back)
 
     @staticmethod
-    def without_reply(name: str) -> CoordinatorClosed:
-        """Return the error for a command about ``name`` that had no reply when the coordinator was closed."""
-        return CoordinatorClosed(
-            f"the coordinator was closed before a reply about {name!r} arrived: the command may have been executed or "
-            "not; check with a new Coordinator"
-        )
-
-    @staticmethod
-    def not_sent(name: str) -> CoordinatorClosed:
-        """Return the error for a command about ``name`` that a closed coordinator did not send."""
-        return CoordinatorClosed(
-            f"no command was sent for {name!r}: its coordinator is closed. Leases that it still holds end with "
-            "their ttl; create a new Coordinator"
-        )
+    def used(why: str) -> CoordinatorClosed:
+        """Return the error for the use of a coordinator that is closed."""
+        return CoordinatorClosed(f"this coordinator cannot be used any more: {why}. Create a new one")
 
 
 class WrongContext(SyncError, RuntimeError):
@@ -368,32 +247,6 @@ class WrongContext(SyncError, RuntimeError):
     def about(self, what: str) -> WrongContext:
         """Return the same error, naming ``what`` was used."""
         return WrongContext(f"{what} cannot be used here: {self}")
-
-    @staticmethod
-    def forked() -> WrongContext:
-        """Return the error for the use of a coordinator in a process that was forked from its own."""
-        return WrongContext(
-            "this coordinator belongs to the parent process: after a fork create a new client and a new Coordinator in "
-            "the child (or start children with the 'spawn' method)"
-        )
-
-    @staticmethod
-    def other_loop() -> WrongContext:
-        """Return the error for the use of a coordinator in an event loop that is not its own."""
-        return WrongContext(
-            "this coordinator runs in another event loop: create one Coordinator per loop, and do not share locks made "
-            "from it, nor leases, between loops or threads"
-        )
-
-    @staticmethod
-    def no_loop() -> WrongContext:
-        """Return the error for use outside an event loop."""
-        return WrongContext("no event loop is running here: use it inside a coroutine")
-
-    @staticmethod
-    def no_task(name: str) -> WrongContext:
-        """Return the error for the use of a reentrant lock without an owner and outside a task."""
-        return WrongContext(f"{name!r} is used outside a task: name an identity, acquire(identity=...)")
 
 
 # -- Errors of transactions ------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ from redis_sync_aio._transport.executor import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.errors._base import copy_error
+from redis_sync_aio.errors._misuse import Misuse
 from redis_sync_aio.types import Client, GuardingLease
 
 __all__ = [
@@ -134,6 +135,7 @@ __all__ = [
     "LockKeys",
     "LockSnapshot",
     "Message",
+    "Misuse",
     "NodeAddress",
     "OnLost",
     "Outcome",

@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -357,14 +358,17 @@ def test_errors_for_callers_are_defined_in_errors() -> None:
     )
 
 
-def test_errors_are_worded_in_their_classes() -> None:
-    """Nothing outside `errors` gives an error of ours its message: it names the situation, and passes facts."""
-    own = {name for name in errors.__all__ if inspect.isclass(getattr(errors, name))}
+def test_an_error_with_one_caller_is_worded_where_it_is_raised() -> None:
+    """A static method of an error of ours has several callers, or several statements or facts."""
+    calls = Counter(ast.unparse(node.func) for _, node in nodes() if isinstance(node, ast.Call))
     assert_none(
         [
-            where(module, node)
+            where(module, method)
             for module, node in nodes()
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and room(module) != "errors"
-            if node.func.id in own and node.args
+            if isinstance(node, ast.ClassDef) and room(module) == "errors"
+            for method in node.body
+            if isinstance(method, ast.FunctionDef) and "staticmethod" in map(ast.unparse, method.decorator_list)
+            if calls[f"{node.name}.{method.name}"] < 2 and not method.name.startswith("_")
+            if len(method.body) < 3 and len(method.args.args + method.args.kwonlyargs) < 2
         ]
     )
