@@ -159,7 +159,7 @@ class Lock(RedisLock):
             give_up_on(text(self._keys.name), error)
         except (RedisError, SyncError) as failure:
             if isinstance(failure, LockError) and not self.raise_on_release_error:
-                logs.not_owned_at_exit(text(self._keys.name))
+                logs.log("not_owned_at_exit", lock=text(self._keys.name))
             elif error is None:
                 raise
             else:

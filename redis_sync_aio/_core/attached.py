@@ -60,7 +60,7 @@ class Attached:
     def _report(self, error: BaseException) -> None:
         if not self._failed:
             self._failed = True
-            logs.observer_failed(repr(self._observer), error)
+            logs.log("observer_failed", raised=error, observer=repr(self._observer))
         logs.raise_later(error)
 
     def close(self) -> None:

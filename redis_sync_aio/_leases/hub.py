@@ -75,12 +75,12 @@ class LinkEvents:
         try:
             push = read_push(payload)
         except ValueError:
-            logs.stray_message(payload)
+            logs.log("stray_message", payload=payload[:100])
             return
         try:
             self._dispatch(hub, push)
-        except Exception:  # others use the connection and the dialogue that delivers this, too
-            logs.useless_message(payload)
+        except Exception as error:  # others use the connection and the dialogue that delivers this, too
+            logs.log("useless_message", raised=error, payload=payload[:100])
 
     def _dispatch(self, hub: Hub, push: Pushed) -> None:
         """Give a push to its acquisition or listener; give back what is granted to a ticket that is gone."""
@@ -498,7 +498,7 @@ class Hub:
         link, self.link = self.link, None
         if link is None:
             return  # the link of another shard was refused first
-        logs.polling_instead(error)
+        logs.log("polling_instead", why=error)
         self._use(self._new_pool_executor())
         self.link_events.link_moved()
         for call in link.detach():

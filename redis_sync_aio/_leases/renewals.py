@@ -67,7 +67,7 @@ class Renewals(Deadlines):
             return
         time, lasts = now(), call.begun + min(1.0, (lease.deadline - call.begun) / 4)
         if lease.refused < lasts and (time >= lasts or call.over):
-            logs.renewal_refused(lease.name, error, lease.remaining())
+            logs.log("renewal_refused", lock=lease.name, error=error, left=lease.remaining())
         if time < lease.deadline:  # not if it is read late, after a stall
             lease.refused = time
 

@@ -188,7 +188,15 @@ class Waits:
         if resource.leases:
             names = ", ".join(sorted({task.get_name() for task in holding})[:LISTED]) or "no living task"
             holder += f"; of this process: {names}"
-        logs.waiting_long(resource.name, now() - mark.since, holder, waiting, itself)
+        logs.log(
+            "waiting_long",
+            lock=resource.name,
+            seconds=now() - mark.since,
+            holder=holder,
+            waiting=waiting,
+            itself=itself,
+            advice="A task that holds it waits for it as well: it waits for itself. " if itself else "",
+        )
 
 
 def _described(view: NameView) -> str:

@@ -213,7 +213,8 @@ class LeaderElection(Face[_Seat]):
                 outage = error
             if not (isinstance(outage, LeaseLost) and outage.reason == "closed"):  # else `lead` raises why
                 delay = next(delays)
-                logs.stands_again(self.name, delay, outage)
+                kind = type(outage).__name__
+                logs.log("stands_again", lock=self.name, delay=delay, kind=kind, why=outage)
                 await anyio.sleep(delay)
 
     async def resign(self) -> bool:

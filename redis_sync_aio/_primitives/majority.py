@@ -104,7 +104,7 @@ def report_ahead(name: str, hubs: Sequence[Hub], votes: Votes, fence: int) -> No
             hub.ahead_reported = False
         elif not hub.ahead_reported:
             hub.ahead_reported = True
-            logs.fence_ahead(name, vote.server + 1, len(votes.all), ahead)
+            logs.log("fence_ahead", lock=name, server=vote.server + 1, servers=len(votes.all), seconds=ahead)
 
 
 def why_no_answer(name: str, votes: Votes, quorum: int, within: float) -> SyncError:

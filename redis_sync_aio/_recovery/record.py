@@ -427,7 +427,7 @@ class UndoRunner:
         if not self.errors:
             return None
         failed = UndoFailed.of_steps(self.errors, steps=self.count, lock=lock, after=after)
-        logs.undo_failed(failed, failed.message)
+        logs.log("undo_failed", raised=failed, what=failed.message)
         return failed
 
 
@@ -447,7 +447,7 @@ def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Base
 def _ended_late(task: asyncio.Task[object]) -> None:
     _left_behind.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-        logs.undo_ended_late(error, task.get_name())
+        logs.log("undo_ended_late", raised=error, step=task.get_name())
 
 
 async def undo_recorded(lease: Grant, record: WorkRecord, function: UndoStep, step: Step) -> None:

@@ -125,7 +125,7 @@ class Call:
         try:
             self.done(self)
         except BaseException as failure:
-            logs.outcome_not_taken(text(self.name))
+            logs.log("outcome_not_taken", raised=failure, lock=text(self.name))
             logs.raise_later(failure)
 
     def forget(self) -> None:
@@ -135,7 +135,7 @@ class Call:
 
 def not_understood(name: bytes, error: BaseException) -> SyncError:
     """Log that reading a reply about ``name`` raised ``error``, and return the error to raise."""
-    logs.useless_answer(text(name), error)
+    logs.log("useless_answer", raised=error, lock=text(name))
     found = SyncError(
         f"Redis answered a command for {text(name)!r}, and the reply could not be used: {type(error).__name__}: "
         f"{error}. The command may have been executed. If another program has changed the keys of that name, "

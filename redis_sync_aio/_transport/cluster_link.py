@@ -235,7 +235,8 @@ class ClusterLink:
     def _refresh_ended(self, task: asyncio.Task[None]) -> None:
         self._refreshing = None
         if not task.cancelled() and (error := task.exception()) is not None:  # the next MOVED asks again
-            logs.slots_unknown(error, expected=isinstance(error, (*MAYBE_LATER, *REFUSED)))
+            expected = isinstance(error, (*MAYBE_LATER, *REFUSED))
+            logs.log("slots_unknown", level=logs.INFO if expected else logs.WARNING, why=error)
 
     def slots_moved(self) -> None:
         """Adapt to slots that have another shard now, or shards that have another primary; runs in any thread."""

@@ -333,7 +333,7 @@ class Link:
         elif call.keys.engine == "auto" and scripts_refused(message) and self._connection is not None:
             if not self._no_scripts:
                 self._no_scripts = message
-                logs.watch_instead(message)
+                logs.log("watch_instead", why=message)
             call.attempts -= 1  # it was not executed
             self._connection.dialogues.add(call)
         elif code in TRANSIENT:

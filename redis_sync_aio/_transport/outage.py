@@ -48,10 +48,10 @@ class Outage:
     def dropped(self, why: str) -> None:
         """Note that the link gives up its connection; ``why`` may be the error reply of a replica."""
         if error_code(why) != "READONLY":
-            logs.connection_dropped(self.server(), why)
+            logs.log("connection_dropped", server=self.server(), why=why)
             return
         if now() - self._refused_at > QUIET:
-            logs.read_only(self.server(), why.rstrip("."))
+            logs.log("read_only", server=self.server(), why=why.rstrip("."))
         self._refused_at = now()
 
     def begin(self) -> None:
@@ -65,7 +65,7 @@ class Outage:
             return
         self._warned = True
         reason = "no answer yet" if why is None else f"{type(why).__name__}: {why}".rstrip(".")
-        logs.connection_lost(self.server(), now() - self._since, reason)
+        logs.log("connection_lost", server=self.server(), seconds=now() - self._since, why=reason)
 
     def failed(self, error: Exception, timeout: float) -> Exception:
         """Log an unexpected error of an attempt to connect; return it, with a message where redis-py has none."""
@@ -102,7 +102,7 @@ class Outage:
     def end(self) -> None:
         """Note that there is a connection; log that if a warning was logged."""
         if (self._warned or self._logged) and self._since is not None:
-            logs.connection_restored(self.server(), now() - self._since)
+            logs.log("connection_restored", server=self.server(), after=now() - self._since)
         self._since, self._warned, self._logged = None, False, None
 
 

@@ -62,7 +62,7 @@ class PoolAttempt:
                 if engine == "lua" or not scripts_refused(str(error)):
                     raise
                 if not self.no_scripts:
-                    logs.watch_instead(str(error))
+                    logs.log("watch_instead", why=str(error))
                 self.no_scripts = str(error)
         return await self._watch(call)
 

@@ -434,7 +434,8 @@ def _check_ends(app: FastAPI, may_outlive: Collection[object]) -> None:
         for template, call in _too_early(route.dependant):
             if call not in may_outlive:
                 method = "/".join(sorted(_methods(route))) or "WEBSOCKET"
-                logs.lease_ends_early(method, route.path, template, getattr(call, "__qualname__", repr(call)))
+                dependency = getattr(call, "__qualname__", repr(call))
+                logs.log("lease_ends_early", method=method, path=route.path, lock=template, dependency=dependency)
 
 
 def _too_early(endpoint: Dependant) -> Iterator[tuple[str, object]]:

@@ -337,48 +337,62 @@ def useless_message() -> None:
     try:
         raise ValueError
     except ValueError:
-        logs.useless_message(b"grant 1 2")
+        logs.log("useless_message", payload=b"grant 1 2")
 
 
 def _undo_failed(error: UndoFailed) -> None:
-    logs.undo_failed(error, error.message)
+    logs.log("undo_failed", raised=error, what=error.message)
 
 
 LINES: dict[str, Callable[[], object]] = {
     "lease_lost": lambda: logs.lease_lost(LOST, None),
     "lease_forgotten": lambda: logs.lease_forgotten(NAME, 1795711537967982, 30),
     "job_skipped": lambda: logs.job_skipped("nightly:2026-11-27", "failed"),
-    "stands_again": lambda: logs.stands_again("scheduler", 0.02, Unreachable("Redis did not answer")),
+    "stands_again": lambda: logs.log(
+        "stands_again", lock="scheduler", delay=0.02, kind="Unreachable", why="Redis did not answer"
+    ),
     "renewal_late": lambda: logs.renewal_late(NAME, 14.2, 5.8, 30.0, 0, None),
-    "renewal_refused": lambda: logs.renewal_refused(NAME, REFUSED, 19.8),
-    "waiting_long": lambda: logs.waiting_long(
-        NAME, 12.0, "'worker-3:28376:18c434d5a4abd0b6:1' holds it for 21.4 seconds more unless it renews", 3, False
+    "renewal_refused": lambda: logs.log("renewal_refused", lock=NAME, error=REFUSED, left=19.8),
+    "waiting_long": lambda: logs.log(
+        "waiting_long",
+        lock=NAME,
+        seconds=12.0,
+        holder="'worker-3:28376:18c434d5a4abd0b6:1' holds it for 21.4 seconds more unless it renews",
+        waiting=3,
+        advice="",
     ),
-    "fence_ahead": lambda: logs.fence_ahead(NAME, 2, 3, 180.0),
+    "fence_ahead": lambda: logs.log("fence_ahead", lock=NAME, server=2, servers=3, seconds=180.0),
     "coordinator_dropped": lambda: logs.coordinator_dropped("<Coordinator of redis.internal:6379>"),
-    "not_owned_at_exit": lambda: logs.not_owned_at_exit(NAME),
-    "connection_dropped": lambda: logs.connection_dropped(HOST, "no answer for 5 seconds"),
-    "connection_lost": lambda: logs.connection_lost(HOST, 1.0, "Connection refused"),
-    "connection_restored": lambda: logs.connection_restored(HOST, 8.4),
+    "not_owned_at_exit": lambda: logs.log("not_owned_at_exit", lock=NAME),
+    "connection_dropped": lambda: logs.log("connection_dropped", server=HOST, why="no answer for 5 seconds"),
+    "connection_lost": lambda: logs.log("connection_lost", server=HOST, seconds=1.0, why="Connection refused"),
+    "connection_restored": lambda: logs.log("connection_restored", server=HOST, after=8.4),
     "connecting_failed": lambda: logs.connecting_failed(HOST, KeyError("token")),
-    "read_only": lambda: logs.read_only(HOST, "READONLY You can't write against a read only replica"),
-    "polling_instead": lambda: logs.polling_instead(
-        PushUnavailable.not_allowed(
+    "read_only": lambda: logs.log("read_only", server=HOST, why="READONLY You can't write against a read only replica"),
+    "polling_instead": lambda: logs.log(
+        "polling_instead",
+        why=PushUnavailable.not_allowed(
             "SUBSCRIBE and PUBLISH on rsa:*", reply="NOPERM User app has no permissions to run the 'subscribe' command"
-        )
+        ),
     ),
-    "watch_instead": lambda: logs.watch_instead("NOPERM User app has no permissions to run the 'evalsha' command"),
-    "slots_unknown": lambda: logs.slots_unknown(TimeoutError(), False),
-    "stray_message": lambda: logs.stray_message(b"hello"),
+    "watch_instead": lambda: logs.log(
+        "watch_instead", why="NOPERM User app has no permissions to run the 'evalsha' command"
+    ),
+    "slots_unknown": lambda: logs.log("slots_unknown", why=TimeoutError()),
+    "stray_message": lambda: logs.log("stray_message", payload=b"hello"),
     "useless_message": useless_message,
-    "useless_answer": lambda: logs.useless_answer(NAME, ValueError()),
-    "outcome_not_taken": lambda: logs.outcome_not_taken(NAME),
-    "observer_failed": lambda: logs.observer_failed("<function observe>", KeyError("x")),
+    "useless_answer": lambda: logs.log("useless_answer", raised=ValueError(), lock=NAME),
+    "outcome_not_taken": lambda: logs.log("outcome_not_taken", lock=NAME),
+    "observer_failed": lambda: logs.log("observer_failed", raised=KeyError("x"), observer="<function observe>"),
     "request_not_served": lambda: logs.request_not_served("POST", "/orders/42", Unreachable("Redis did not answer")),
-    "lease_ends_early": lambda: logs.lease_ends_early(
-        "POST", "/orders/{order_id}", "order:{order_id:int}", "get_session"
+    "lease_ends_early": lambda: logs.log(
+        "lease_ends_early",
+        method="POST",
+        path="/orders/{order_id}",
+        lock="order:{order_id:int}",
+        dependency="get_session",
     ),
     "undo_failed": lambda: _undo_failed(UndoFailed.of_steps([KeyError()], steps=2, lock=NAME)),
     "result_not_kept": lambda: logs.result_not_kept("payment:9f3", "{payment:9f3}:mark", TypeError("no JSON")),
-    "undo_ended_late": lambda: logs.undo_ended_late(KeyError("x"), "refund"),
+    "undo_ended_late": lambda: logs.log("undo_ended_late", raised=KeyError("x"), step="refund"),
 }
