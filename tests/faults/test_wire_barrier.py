@@ -11,7 +11,7 @@ from redis_sync_aio import AsyncBarrier, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import SEMAPHORE
-from ..support.inside import gate
+from ..support.inside import parties
 from ..support.proxy import DELAY_REPLY, anything, script
 from ..support.timed import failures
 from ..support.wire_sweep import ANSWERS, PUSHES, WIRE
@@ -50,7 +50,7 @@ async def test_a_party_passes_however_late_the_answer_comes(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others have passed with it. If it joined again, it would wait for those that do not come again."""
-    monkeypatch.setattr(gate, "REMEMBERED", 0.2)
+    monkeypatch.setattr(parties, "REMEMBERED", 0.2)
     async with wired(server, name="late", kind=SEMAPHORE, response_timeout=30) as w, asyncio.timeout(60):
         late, sound = AsyncBarrier(w.sync, "late", 2), AsyncBarrier(w.other, "late", 2)
         assert not await late.broken()  # its connection is there

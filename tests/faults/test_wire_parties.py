@@ -11,7 +11,7 @@ from redis_sync_aio import AsyncCountDownLatch, AsyncEvent, Unreachable, wait_un
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import SEMAPHORE
-from ..support.inside import gate
+from ..support.inside import parties
 from ..support.proxy import DELAY, Action, anything, script
 from ..support.timed import failures
 from ..support.wire_sweep import ANSWERS, WIRE
@@ -76,7 +76,7 @@ async def test_a_waiter_gets_in_however_late_the_push_comes(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the event is cleared before, and the server has forgotten whom it let in."""
-    monkeypatch.setattr(gate, "REMEMBERED", 0.2)
+    monkeypatch.setattr(parties, "REMEMBERED", 0.2)
     async with wired(server, name="late", kind=SEMAPHORE, response_timeout=30) as w, asyncio.timeout(60):
         late, sound = AsyncEvent(w.sync, "late"), AsyncEvent(w.other, "late")
         waiting = asyncio.create_task(late.wait())

@@ -57,8 +57,7 @@ from redis_sync_aio._leases.options import hub_options
 from redis_sync_aio._leases.resource import Resource
 from redis_sync_aio._leases.settings import LeaseState
 from redis_sync_aio._leases.shared_grant import ProcessGrant, TaskGrant
-from redis_sync_aio._primitives import fence_gate as gate
-from redis_sync_aio._primitives import majority, quorum, redlock
+from redis_sync_aio._primitives import majority, parties, quorum, redlock
 from redis_sync_aio._primitives.multilock import _groups as lease_groups
 from redis_sync_aio._primitives.multilock import try_acquire_all
 from redis_sync_aio._recovery.record import RobustGrant
@@ -169,7 +168,6 @@ __all__ = [
     "cohorts_of",
     "converse",
     "copy_error",
-    "gate",
     "gate_keys",
     "hub_of",
     "hub_options",
@@ -188,6 +186,7 @@ __all__ = [
     "now",
     "pack",
     "parse_address",
+    "parties",
     "permit_keys",
     "pool_attempt",
     "process_grants",
