@@ -215,7 +215,7 @@ class Shard:
         self.cluster = cluster
         self.number = number
         self.address: NodeAddress | None = None  # of the primary; None until a node has answered
-        self.client = Redis(connection_pool=ConnectionPool(shard=self, **options))
+        self.client: Redis = Redis(connection_pool=ConnectionPool(shard=self, **options))
         self.gone = False
         """Whether it has lost all its slots. Then it is never used again."""
         self.connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
@@ -262,7 +262,7 @@ class Cluster:
 
     def __init__(self, client: RedisCluster) -> None:
         options = connection_options(client)
-        self.nodes = ClusterNodes(client, options)
+        self.nodes: ClusterNodes = ClusterNodes(client, options)
         """The nodes that are asked, and reached directly."""
         self._applied: list[Range] | None = None
         self._refreshed = NEVER  # local clock, from before the nodes were asked; NEVER while there is a doubt
@@ -272,7 +272,7 @@ class Cluster:
         # Until a node has answered, this shard has all slots; after that it is one of the shards.
         self._options = options
         self._numbers = itertools.count()
-        self.shards = [Shard(self, next(self._numbers), self._options)]
+        self.shards: list[Shard] = [Shard(self, next(self._numbers), self._options)]
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
         self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
         self._subscribers: list[WeakMethod[Callable[[], None]]] = []

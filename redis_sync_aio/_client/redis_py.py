@@ -309,13 +309,16 @@ class AdoptedConnection:
         reader, writer = connection._reader, connection._writer
         if not _streams(writer):
             raise NotAdoptable(f"{type(connection).__name__} does not use asyncio streams")
-        self.transport = cast("asyncio.Transport", writer.transport)
+        self.transport: asyncio.Transport = cast("asyncio.Transport", writer.transport)
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
-        self.leftover = bytes(reader._buffer)
-        self.named = bool(getattr(connection, "client_name", None)) or not _introduces(connection)
+        self.leftover: bytes = bytes(reader._buffer)
+        self.named: bool = bool(getattr(connection, "client_name", None)) or not _introduces(connection)
         """Whether the caller's client has given it a name, or wants it to have none."""
-        self.leads_to = getattr(connection, "host", None), getattr(connection, "port", None)
-        self.closed_by_client = False
+        self.leads_to: tuple[str | None, int | None] = (
+            getattr(connection, "host", None),
+            getattr(connection, "port", None),
+        )
+        self.closed_by_client: bool = False
         self.before_closing: Callable[[], Awaitable[None]] | None = None
         """Called when the caller closes the client, while the connection is still open."""
         self._closed_with_pool = _closed_with(pool)

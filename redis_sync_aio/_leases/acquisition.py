@@ -171,7 +171,7 @@ class Acquisition:
     A ticket whose turn comes while its connection is down is dropped. It gets this place again when it asks again.
     """
     _timer: asyncio.TimerHandle | None = None
-    withdrawn = False
+    withdrawn: bool = False
     """Whether it was given up, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Grant | None = None
     _late_since: float | None = None
@@ -180,9 +180,9 @@ class Acquisition:
     """Whether a copy of a request of ours may still be in flight, besides the one that was answered."""
     _pushed_fence = 0
     """The fence of a grant to this ticket, if the server has to be asked how long the grant lasts."""
-    contended = False
+    contended: bool = False
     """Whether others wait behind this request."""
-    unheard = False
+    unheard: bool = False
     """Whether it was granted before this answer, so that a contention notice may have been lost since."""
 
     def __init__(self, resource: Resource, request: Request, taker: FutureLike[Grant | None]) -> None:
@@ -190,8 +190,10 @@ class Acquisition:
         self._request = request
         self.taker = taker
         self.call: Call | None = None
-        self.sent = self.begun = 0.0
-        self.look_every, self.weight = request.look_every, request.weight
+        self.sent: float = 0.0
+        self.begun: float = 0.0
+        self.look_every: float = request.look_every
+        self.weight: int = request.weight
         if request.timeout is not None:
             self._timer = resource.hub.loop.call_later(request.timeout, self._time_out)
         self._name_request()
@@ -199,10 +201,11 @@ class Acquisition:
     def _name_request(self) -> None:
         """Take a new number, and with it a new token unless the caller chose one."""
         hub, request, endpoint = self._resource.hub, self._request, self._resource.endpoint
-        self.number = hub.next_number()
+        self.number: int = hub.next_number()
         self._placed, self._place = False, 0
         own = SHARED_TOKEN if request.shared else b"%b%d"
-        self.token = request.identity or request.token or request.label + own % (endpoint.token_prefix, self.number)
+        made = own % (endpoint.token_prefix, self.number)
+        self.token: bytes = request.identity or request.token or request.label + made
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms

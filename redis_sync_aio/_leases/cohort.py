@@ -57,9 +57,9 @@ class PendingGrant:
         self._cohort = cohort
         self.only = only  # the task that does not wait; None: the first task in the line
         self.wants = request
-        self.limit = cohort.limit  # the limit at that time
+        self.limit: int = cohort.limit  # the limit at that time
         self.serial = serial
-        self.acquisition = Acquisition(cohort.resource, cohort.of_process(request), self)
+        self.acquisition: Acquisition = Acquisition(cohort.resource, cohort.of_process(request), self)
 
     def done(self) -> bool:
         return self._done
@@ -365,7 +365,8 @@ class Cohort(Holdings):
         for future, _ in tries:
             if not future.done():
                 future.set_exception(copy_error(error))
-        line, self.line = self.line, deque()
+        line = list(self.line)
+        self.line.clear()
         for future, _, _ in line:
             if not future.done():
                 future.set_exception(copy_error(error))

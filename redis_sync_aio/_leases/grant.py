@@ -188,7 +188,7 @@ class Grant:
     """True if a drain of the coordinator takes it away immediately: its body has no end of its own."""
     group: Group | None = None
     """The leases that stand on this grant: of a multi-lock, a Redlock or a reentrant owner."""
-    previous_fence = 0
+    previous_fence: int = 0
     """The fence of the writer before this one; 0: the server remembers none, or this is no writer."""
     replayed = False
     """Whether a copy of its request may still be on the way to the server."""

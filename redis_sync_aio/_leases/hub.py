@@ -17,11 +17,11 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, WeakValueDictionary, finalize, ref
 
-from .._client.cluster import Cluster, servers_of
+from .._client.cluster import Cluster, Topology, servers_of
 from .._client.owned import OwnedClient
 from .._client.redis_py import CloseObserver, close_idle
 from .._client.replies import Replies, Reply, Words, with_own_errors
-from .._client.settings import address_of, connect_timeout_of, running_loop
+from .._client.settings import RedisClient, address_of, connect_timeout_of, running_loop
 from .._core import logs
 from .._core.cancellation import outcome_of, wait_shielded
 from .._core.clock import now
@@ -47,6 +47,7 @@ from .resource import Resource
 from .settings import Exits
 
 if TYPE_CHECKING:
+    from .._core.backoff import Backoff
     from .._core.observers import Observers
     from .._inspection.views import NameView
     from .shared_grant import ProcessGrant
@@ -212,7 +213,8 @@ class Closing:
     """Ends a hub once, for the first reason that comes up."""
 
     def __init__(self, hub: Hub, owned: OwnedClient | None) -> None:
-        self.hub, self._owned = hub, owned
+        self.hub: Hub = hub
+        self._owned = owned
         self._task: asyncio.Task[None] | None = None
         self._client_is_closed = False
         self.on_close: Callable[[], None] | None = None
@@ -433,20 +435,22 @@ class Hub:
     def __init__(self, options: HubOptions, owned: OwnedClient | None = None) -> None:
         """``owned``: the client, if it is closed with the hub."""
         self.options = options
-        self.client = options.client
-        self.claim_ms = options.claim_ms
-        self.burst, self.slice = options.burst, options.slice
-        self.retry_for = options.retry_for
-        self.poll_cap, self.poll = options.poll_cap, options.poll
-        self.loop = running_loop()
+        self.client: RedisClient = options.client
+        self.claim_ms: int = options.claim_ms
+        self.burst: int = options.burst
+        self.slice: float = options.slice
+        self.retry_for: float = options.retry_for
+        self.poll_cap: float = options.poll_cap
+        self.poll: Backoff = options.poll
+        self.loop: asyncio.AbstractEventLoop = running_loop()
         self._thread = get_ident()
-        self.forked = False
+        self.forked: bool = False
         """Whether this is a child of the process that made it."""
-        self.asking = 0  # commands that `ask` waits for
-        self.next_number = itertools.count(1).__next__
+        self.asking: int = 0  # commands that `ask` waits for
+        self.next_number: Callable[[], int] = itertools.count(1).__next__
         """Return a number for the next acquisition."""
         self.acquisitions: dict[int, Acquisition] = {}
-        self.queued_tickets = QueuedTickets()
+        self.queued_tickets: QueuedTickets = QueuedTickets()
         self.listeners: dict[int, ProcessGrant] = {}
         """Receivers of contention notices, by the number of the ticket that they were granted to."""
         self.resources: dict[bytes, Resource] = {}  # by the id of their keys
@@ -461,16 +465,16 @@ class Hub:
 
         self.observers: Observers | None = None
         """The observers of requests; None when there is none, so that nothing is made for them."""
-        self.observing = Observing(self, partial(address_of, self.client), options.observers)
+        self.observing: Observing = Observing(self, partial(address_of, self.client), options.observers)
 
-        self.servers = servers_of(self.client)
+        self.servers: Topology = servers_of(self.client)
         self._endpoint = Endpoint.new(process_name(), secrets.token_hex(8), options.prefix)
-        self.link_events = LinkEvents(self)
+        self.link_events: LinkEvents = LinkEvents(self)
         self.link = None if options.push == "never" else self._new_link()
         self._use(self.link or self._new_pool_executor())
-        self.exits = Exits(options.exit_timeout)
-        self.manager = GrantManager(self)
-        self.closing = Closing(self, owned)
+        self.exits: Exits = Exits(options.exit_timeout)
+        self.manager: GrantManager = GrantManager(self)
+        self.closing: Closing = Closing(self, owned)
 
     # -- the way to the server -------------------------------------------------------------------------
 
@@ -485,12 +489,12 @@ class Hub:
         return PoolExecutor(self.servers, self._endpoint, self.options.response_timeout, converse)
 
     def _use(self, executor: Executor) -> None:
-        self.executor = executor
-        self.commands = Commands(executor)
-        self.pushes = executor.pushes
-        self.endpoint_of = executor.endpoint_of
-        self.connection_error_of = executor.connection_error_of
-        self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
+        self.executor: Executor = executor
+        self.commands: Commands = Commands(executor)
+        self.pushes: bool = executor.pushes
+        self.endpoint_of: Callable[[Keys], Endpoint] = executor.endpoint_of
+        self.connection_error_of: Callable[[Keys], Exception | None] = executor.connection_error_of
+        self.poll_ms: int = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
         """Milliseconds for which a polling waiter's ticket stays alive between two looks."""
 
     def poll_instead(self, error: SyncError) -> None:

@@ -16,7 +16,7 @@ from weakref import ref
 from .._client.replies import Argument
 from .._core.clock import now
 from .._core.display import text
-from .._core.keys import NEVER_HELD, Keys, PermitKeys
+from .._core.keys import NEVER_HELD, Endpoint, Keys, PermitKeys
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import CoordinatorClosed
@@ -51,13 +51,13 @@ class Resource:
     )
 
     def __init__(self, hub: Hub, keys: Keys) -> None:
-        self.hub = hub
-        self.keys = keys
-        self.endpoint = hub.endpoint_of(keys)
+        self.hub: Hub = hub
+        self.keys: Keys = keys
+        self.endpoint: Endpoint = hub.endpoint_of(keys)
         """The endpoint under which the server knows this process."""
-        self.name = text(keys.name)
+        self.name: str = text(keys.name)
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
-        self.leases = HeldLeases()
+        self.leases: HeldLeases = HeldLeases()
         self.identities: IdentityRequests | None = None  # from the first request by an identity on
         self.sharing: Cohorts | None = None  # once tasks shared something
         self._healing = Healing(hub, self.acquisitions)

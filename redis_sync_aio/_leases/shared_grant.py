@@ -27,6 +27,7 @@ from .settings import HELD, RELEASED, LeaseState
 
 if TYPE_CHECKING:
     from .._core.observers import Observation
+    from .hub import Hub
 
 Task: TypeAlias = asyncio.Task[object]
 
@@ -52,12 +53,12 @@ class ProcessGrant(Grant):
     """The number of its contention notices; 0 until a cohort has the grant."""
     budget = 0
     """Number of hand-overs that are left while others wait."""
-    yield_at = math.inf
+    yield_at: float = math.inf
     """Time until which it may be handed on while others wait (local clock)."""
-    rests_since = 0.0
+    rests_since: float = 0.0
     rest: asyncio.TimerHandle | None = None
     """The timer that ends its rest without a task."""
-    lingers = 0.0
+    lingers: float = 0.0
     """Seconds that the rest lasts."""
     takes_room = True
     """Whether it takes one of its cohort's places."""
@@ -84,8 +85,9 @@ class ProcessGrant(Grant):
         self._reserved(fence, FENCE_RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
-        self.next_fence, self.last_fence = fence, fence + number - 1
-        self.half = fence + number // 2
+        self.next_fence: int = fence
+        self.last_fence: int = fence + number - 1
+        self.half: int = fence + number // 2
 
     def look(self) -> None:
         """Renew it now, unless a renewal is in flight: the answer says whether others wait, and brings fences."""
@@ -169,19 +171,19 @@ class TaskGrant(Grant):
     """The part of a process grant that one task holds, with a fence, an end and a loss of its own."""
 
     # As class attributes they cost nothing to set up: it is made for every grant.
-    renew_at = math.inf
-    hold_limit = math.inf
-    ends = math.inf
+    renew_at: float = math.inf
+    hold_limit: float = math.inf
+    ends: float = math.inf
     """When it ends, whether its grant is renewed or not (local clock)."""
-    weight = 1
-    commits = 0
+    weight: int = 1
+    commits: int = 0
     """Number of guarded commits that are in flight, or may be."""
     _timer: asyncio.TimerHandle | None
     manager: Holdings
     _terms: Request
 
     def __init__(self, cohort: Holdings, grant: ProcessGrant, request: Request) -> None:
-        self.state = HELD
+        self.state: LeaseState = HELD
         self.manager = cohort
         self._terms = request
         self._timer = None
@@ -189,18 +191,20 @@ class TaskGrant(Grant):
         grant.shares.append(self)
         if grant.contended:
             grant.budget -= 1
-        self.fence = fence = grant.next_fence
+        fence = grant.next_fence
+        self.fence: int = fence
         grant.next_fence = fence + grant.step
         if fence >= grant.half:
             grant.look()
-        self.deadline = grant.deadline
-        self.since = now()
+        self.deadline: float = grant.deadline
+        self.since: float = now()
         if request.ttl_ms != grant.ttl_ms:
             grant.last(request.ttl_ms)
         if not request.plain:
             self.weight = request.weight or 1
             # Of writers: the tasks that had the grant before this one are writers, too.
-            self.previous_fence, grant.previous_fence = grant.previous_fence, fence
+            self.previous_fence: int = grant.previous_fence
+            grant.previous_fence = fence
             self._limit(request)
 
     def _limit(self, request: Request) -> None:
@@ -373,11 +377,11 @@ class Holdings(ABC):
     def __init__(self, resource: Resource, request: Request) -> None:
         hub = resource.hub
         self.resource = resource
-        self.hub = hub
-        self.loop = hub.loop
-        self.thread = get_ident()
+        self.hub: Hub = hub
+        self.loop: asyncio.AbstractEventLoop = hub.loop
+        self.thread: int = get_ident()
         """The thread in which grants are handed on while the loop runs there; 0 when that has ended for good."""
-        self.listed = False
+        self.listed: bool = False
         """Whether the parts are indexed by the task that acquired them."""
         self.line: deque[Waiting] = deque()
         self.grants: dict[ProcessGrant, None] = {}  # the oldest first
@@ -387,7 +391,7 @@ class Holdings(ABC):
         self._weight = request.weight
         self._alone = not request.weight or request.limit == WRITER_WEIGHT
         """Whether a grant excludes others: those of readers exclude writers."""
-        self.limit = request.limit
+        self.limit: int = request.limit
         """The limit in its tickets; 0 for the limit that the server knows."""
         self._counts = self.limit != 0 or not self._weight
         """Whether the number of possible grants is known, each of which takes one place."""

@@ -67,9 +67,9 @@ class Waits:
 
     data: str | None = None
     """What to say of a lock's key, if this package did not write it and it has no ttl."""
-    held_by = ""
+    held_by: str = ""
     """The holders, as the server has just told them, while errors of waiters whose time is up are made."""
-    paused = False
+    paused: bool = False
     """Whether the limit was 0 when the server told the holders."""
     _late: asyncio.TimerHandle | None = None
     _asked = False

@@ -74,11 +74,11 @@ class Connection(asyncio.Protocol):
         self._sources: dict[bytes, float] = {}  # script -> when it was last sent in full
         self._since_idle = 0  # number of commands sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
-        self.dialogues = DialogueQueue(converse, self._exchange, self._on_error)
-        self.heard = now()  # when anything was last received
-        self.leads_to = adopted.leads_to
-        self.named = adopted.named
-        self.closed_by_us = False
+        self.dialogues: DialogueQueue = DialogueQueue(converse, self._exchange, self._on_error)
+        self.heard: float = now()  # when anything was last received
+        self.leads_to: tuple[str | None, int | None] = adopted.leads_to
+        self.named: bool = adopted.named
+        self.closed_by_us: bool = False
         self._dropped: Exception | None = None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # done when the transport is closed
         adopted.take(self)
