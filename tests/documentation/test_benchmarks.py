@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import page, profile, scenarios
+import redis_sync_aio
+from benchmarks import commits, page, profile, scenarios
 from benchmarks.contestants import BY_NAME
 from benchmarks.measure import (
     contest,
@@ -109,6 +110,23 @@ def test_the_layers_of_a_pair_have_their_figures(capsys: pytest.CaptureFixture[s
     assert ratio == pytest.approx(ours / bare, abs=0.02)
     assert "inf" not in printed
     assert "nan" not in printed
+
+
+@pytest.mark.ci
+def test_a_pair_is_compared_with_those_of_other_versions() -> None:
+    here = Path(redis_sync_aio.__file__).parents[1]
+    programs = ("S1", "contended 2x16", "drain of 100", "redis-py S1")
+    found = commits.measured({"other": here, commits.TREE: here}, programs, rounds=1, seconds=0.02)
+    title, _, *rows = commits.table(found, ("other", commits.TREE)).splitlines()
+    assert title.endswith("| other | this tree |")
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(programs)
+    assert rows[-1].count("(") == 0, "peers run with this tree only"
+    for program, row in zip(programs[:-1], rows, strict=False):
+        client, _, time = (
+            found[program, commits.TREE][figure] / found[program, "other"][figure] for figure in commits.FIGURES
+        )
+        assert f"({client:.2f}, " in row
+        assert f", {time:.2f})" in row
 
 
 @pytest.mark.ci
