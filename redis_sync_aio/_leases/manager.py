@@ -1,10 +1,9 @@
 """The manager of one coordinator's grants: it renews them in batches, notices their end, and releases them.
 
-There is one timer for all of them, not a task per lease. A tick looks at the leases that are due
-(`_leases/schedule.py`) and costs nothing for the others. It renews those whose time has come, all in the same turn of
-the loop and so in one write. It loses those whose deadline has passed. A lease is due after a third of its time, and a
-tick takes along those that are due soon after. Many are looked at in slices, with a pause after each slice while there
-is time.
+There is one timer for all of them, not a task per lease. A tick looks at the leases that are due (`Schedule`) and
+costs nothing for the others. It renews those whose time has come, all in the same turn of the loop and so in one write.
+It loses those whose deadline has passed. A lease is due after a third of its time, and a tick takes along those that
+are due soon after. Many are looked at by several ticks, with a pause after each.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, TypeAlias
 
 from .._client.replies import Argument
 from .._core import logs
@@ -72,161 +71,109 @@ class InFlightCounter:
 
 # -- When to look at which lease: those that are due are found without looking at the others -------------------
 #
-# Leases that are due close together form a batch, so that one look renews them with one write. How close depends on
-# the slack of each: a lease of half a minute may be renewed half a second early, one of 30 milliseconds may not. So
-# batches of similar slack form a row, which is a grid over time. Short leases have a row of their own, and are looked
-# at first.
-#
-# A lease that ends leaves its batch.
+# A lease that ends, or is due sooner than before, leaves a stale entry behind. Stale entries are dropped when they come
+# up, or together once they are the majority.
 
 
-FINEST, COARSEST = -10, -2
-"""Exponents: batches are between a millisecond and a quarter of a second wide."""
 MAX_SLACK = 0.5
-"""Seconds by which a lease is looked at early, at most."""
+"""Seconds by which a lease is renewed early, at most, so that one write renews many."""
 LEASES_PER_LOOK = 250
 """Most leases that one callback looks at."""
 SECONDS_PER_LOOK = 0.015
 """Seconds after which a callback stops, even if it has looked at fewer."""
+MOST_COLLECTED = 2_500
+"""Most leases that one callback adds to the due ones."""
+FEW_STALE = 1_000
+"""Stale entries that are kept in any case."""
+
+Entry: TypeAlias = tuple[float, int, "Grant"]
+"""A time (local clock), a number against ties, and a lease."""
 
 
-class Batch(dict["Grant", None]):
-    """Leases that are due at about the same time."""
-
-    __slots__ = ("first",)
-
-    def __init__(self, first: float) -> None:
-        """Make an empty batch; ``first`` is when the first of its leases is due (local clock)."""
-        super().__init__()
-        self.first = first
-
-
-class ScheduleRow:
-    """Batches of one width, by their place on the grid."""
-
-    __slots__ = ("_batches", "_places", "_width")
-
-    def __init__(self, width: float) -> None:
-        self._width = width
-        self._batches: dict[int, Batch] = {}
-        self._places: list[int] = []  # a heap
-
-    def batch(self, when: float) -> Batch:
-        """Return the batch for what is due at ``when``."""
-        place = math.floor(when / self._width)
-        batch = self._batches.get(place)
-        if batch is None:
-            batch = self._batches[place] = Batch(when)
-            heappush(self._places, place)
-        elif when < batch.first:
-            batch.first = when
-        return batch
-
-    def next_due(self) -> float:
-        """Return when the first batch is due; inf when there is none."""
-        places, batches = self._places, self._batches
-        while places:
-            batch = batches[places[0]]
-            if batch:
-                return batch.first
-            del batches[heappop(places)]
-        return math.inf
-
-    def due(self, time: float) -> Iterator[Batch]:
-        """Take the batches that are due at ``time``, and those that are due soon after."""
-        while self.next_due() <= time:
-            yield self._take()
-            while self._places and self._places[0] * self._width <= time + self._width:
-                yield self._take()
-
-    def _take(self) -> Batch:
-        return self._batches.pop(heappop(self._places))
+def slack(lease: Grant) -> float:
+    """Return by how many seconds ``lease`` may be renewed early."""
+    return min(MAX_SLACK, lease.period / 8)
 
 
 class Schedule:
-    """Leases by the time at which they are due."""
+    """Leases by the time at which they are due, and due leases by their deadline: after a stall there may be many."""
 
     def __init__(self) -> None:
-        self.put_off: dict[Grant, None] = {}
-        """Granted since the latest look and not due before the next. Most end before that, and are never entered."""
-        self._rows: dict[int, ScheduleRow] = {}
-        self._batch_of: dict[Grant, Batch] = {}
-        self._ended = Batch(-math.inf)
-        """Due leases whose deadline has passed."""
-        self._due: dict[int, list[Batch]] = {}  # by row
-        self._behind_since = 0.0
+        self._entries: list[Entry] = []  # a heap; stale unless the time is `Grant.due_at`
+        self._due: list[Entry] = []  # a heap; stale unless `Grant.due_at` is -inf
+        self._stale = 0  # number of stale entries in both
 
-    def enter(self, lease: Grant, when: float, slack: float) -> bool:
-        """Look at ``lease`` by ``when``, at most ``slack`` seconds earlier; return whether that is new."""
-        batch = self._batch_of.get(lease)
-        if batch is not None:
-            if batch.first <= when:
-                return False  # a lease that is looked at too early is entered again
-            del batch[lease]
-        exponent = math.frexp(min(slack, MAX_SLACK))[1] - 2 if slack > 0 else FINEST  # half the slack, or less
-        width = min(max(exponent, FINEST), COARSEST)
-        row = self._rows.get(width)
-        if row is None:
-            row = self._rows[width] = ScheduleRow(2.0**width)
-        batch = self._batch_of[lease] = row.batch(when)
-        batch[lease] = None
+    def enter(self, lease: Grant, when: float) -> bool:
+        """Look at ``lease`` by ``when``; return True if that is sooner than before.
+
+        A lease that is looked at too early is entered again.
+        """
+        if lease.due_at <= when:
+            return False
+        if lease.due_at < math.inf:
+            self._stale += 1
+        lease.due_at = when
+        heappush(self._entries, (when, id(lease), lease))
         return True
 
     def leave(self, lease: Grant) -> None:
         """Stop looking at ``lease``."""
-        if self.put_off.pop(lease, self) is None:
-            return
-        batch = self._batch_of.pop(lease, None)
-        if batch is not None:
-            del batch[lease]
+        if lease.due_at < math.inf:
+            lease.due_at = math.inf
+            self._stale += 1
+            if self._stale > FEW_STALE and self._stale * 2 > len(self._entries) + len(self._due):
+                self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        self._entries = [entry for entry in self._entries if entry[0] == entry[2].due_at]
+        self._due = [entry for entry in self._due if entry[2].due_at == -math.inf]
+        heapify(self._entries)
+        heapify(self._due)
+        self._stale = 0
 
     def next_due(self) -> float:
-        """Return when to look next (local clock); inf if nothing is due."""
-        return min((row.next_due() for row in self._rows.values()), default=math.inf)
+        """Return when to look next (local clock): -inf if a lease is due already, inf if there is none."""
+        if self.behind():
+            return -math.inf
+        entries = self._entries
+        while entries and entries[0][0] != entries[0][2].due_at:
+            heappop(entries)
+            self._stale -= 1
+        return entries[0][0] if entries else math.inf
 
     def collect(self, time: float) -> None:
-        """Move what is due at ``time`` to the due leases."""
-        if not self._due:
-            self._behind_since = time
-        for width, row in self._rows.items():
-            for batch in list(row.due(time)):
-                batch.first = -math.inf
-                for lease in [lease for lease in batch if lease.deadline <= time]:
-                    del batch[lease]
-                    self._ended[lease] = None
-                    self._batch_of[lease] = self._ended
-                self._due.setdefault(width, []).insert(0, batch)
+        """Move leases that are due at ``time`` to the due ones, and with them leases that may be renewed by then."""
+        if self.next_due() > time:
+            return
+        entries = self._entries
+        for _ in range(MOST_COLLECTED):
+            if not entries:
+                return
+            when, number, lease = entries[0]
+            if when != lease.due_at:
+                self._stale -= 1
+            elif when <= time or (when < lease.deadline and when - slack(lease) <= time):
+                lease.due_at = -math.inf
+                heappush(self._due, (lease.deadline, number, lease))
+            else:
+                return
+            heappop(entries)
 
     def take(self) -> Grant | None:
-        """Remove and return a due lease: first those that have ended, then the shortest."""
-        batch = self._first_due()
-        if batch is None:
+        """Remove and return the due lease that ends first."""
+        if not self.behind():
             return None
-        lease, _ = batch.popitem()
-        del self._batch_of[lease]
+        lease = heappop(self._due)[2]
+        lease.due_at = math.inf
         return lease
 
-    def _first_due(self) -> Batch | None:
-        if self._ended:
-            return self._ended
-        while self._due:
-            width = min(self._due)
-            batches = self._due[width]
-            while batches:
-                if batches[-1]:
-                    return batches[-1]
-                batches.pop()
-            del self._due[width]
-        return None
-
-    @property
     def behind(self) -> bool:
-        """Whether there are due leases that were not looked at yet."""
-        return self._first_due() is not None
-
-    def in_time(self, time: float) -> bool:
-        """Return whether there is time for a pause, by the slack of all due leases."""
-        return not self._ended and bool(self._due) and time - self._behind_since < 2.0 ** (min(self._due) + 1)
+        """Return True if a due lease was not looked at yet."""
+        due = self._due
+        while due and due[0][2].due_at != -math.inf:
+            heappop(due)
+            self._stale -= 1
+        return bool(due)
 
 
 # -- Releases, which are sent when a grant is not needed any more, and what their answers mean -----------------
@@ -369,27 +316,10 @@ class GrantManager:
         self.extend: Callable[[Grant, int], Awaitable[None]] = self.renewals.extend
         self.release: Callable[[Grant], None] = self.releases.release
 
-    def keep_new(self, lease: Grant) -> None:
-        """Look at a grant in time, which was just made."""
-        if lease.renew_at >= self._tick_at:
-            self._schedule.put_off[lease] = None
-        else:
-            self.keep(lease)
-
     def keep(self, lease: Grant) -> None:
-        """Look at ``lease`` in time, as its deadline was moved."""
-        if lease in self._schedule.put_off:
-            if lease.renew_at >= self._tick_at:
-                return
-            del self._schedule.put_off[lease]
-        when, slack = lease.renew_at, lease.period / 8
-        if when >= lease.deadline or lease.renewing:
-            when = lease.deadline
-            slack = (when - now()) / 8
-        self._enter(lease, when, slack)
-
-    def _enter(self, lease: Grant, when: float, slack: float) -> None:
-        if when < math.inf and self._schedule.enter(lease, when, slack) and when < self._tick_at:
+        """Look at ``lease`` when it is due."""
+        when = lease.deadline if lease.renewing else min(lease.renew_at, lease.deadline)
+        if self._schedule.enter(lease, when) and when < self._tick_at:
             self._tick_in(when - now())
 
     def _tick_in(self, delay: float) -> None:
@@ -411,13 +341,11 @@ class GrantManager:
         begun, schedule = now(), self._schedule
         late = begun - self._tick_at
         self._stalls.note(begun, late)
-        self._late = max(self._late if schedule.behind else 0.0, late)
+        self._late = max(self._late if schedule.behind() else 0.0, late)
         asleep, self._asleep = self._asleep, begun - self.loop.time()
         if self._asleep - asleep >= SHORTEST:  # the timers of shares do not count that time
             self.slices.run(self._look_at_shares())
         self._timer, self._tick_at = None, math.inf
-        if schedule.put_off:
-            self.slices.run(self._enter_put_off())
         schedule.collect(begun)
         time, left = begun, LEASES_PER_LOOK
         try:
@@ -426,9 +354,7 @@ class GrantManager:
                 time, left = now(), left - 1
         finally:
             self._stalls.note(time, time - begun)
-            if schedule.behind:
-                self._tick_in(MIN_TICK if schedule.in_time(time) else 0.0)
-            elif (next_due := schedule.next_due()) < math.inf:
+            if (next_due := schedule.next_due()) < math.inf:
                 self._tick_in(next_due - time)
 
     def _look_at(self, lease: Grant, time: float) -> None:
@@ -440,7 +366,7 @@ class GrantManager:
             # A renewal in flight was sent in good time, so the server was unreachable, unless it refused (`cause_of`).
             lease.lose("unreachable" if lease.renewing else "expired")
             return
-        if not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
+        if not lease.renewing and time >= lease.renew_at - slack(lease):
             if self._late > lease.period / 3:
                 self._report_late(lease)
             if lease.drop_forgotten():
@@ -454,11 +380,6 @@ class GrantManager:
         logs.renewal_late(lease.name, self._late, left, lease.period, lease.claim, observation)
         if observation is not None:
             observation.renewed_late(self._late, left)
-
-    def _enter_put_off(self) -> Iterator[None]:
-        while self._schedule.put_off:
-            self.keep(self._schedule.put_off.popitem()[0])
-            yield
 
     def _look_at_shares(self) -> Iterator[None]:
         for lease in self.hub.all_leases():

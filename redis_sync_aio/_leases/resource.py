@@ -173,7 +173,7 @@ class Resource:
         self.leases[lease] = None
         if request.identity is not None:
             self.by_identity().hold(lease)
-        self.hub.manager.keep_new(lease)
+        self.hub.manager.keep(lease)
         return lease
 
     def decline(self, lease: Grant) -> None:
