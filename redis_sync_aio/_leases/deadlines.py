@@ -7,31 +7,19 @@ of the answer. If it is refused, or was never sent, the lease lasts as long as b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
-from weakref import WeakKeyDictionary
 
 from .._core.clock import now
 from .._transport.call import Call
 from ..errors import CommandRefused
-from .grant import Grant
 from .settings import LeaseState
 
 if TYPE_CHECKING:
+    from .grant import Grant
     from .hub import Hub
     from .manager import GrantManager
 
 # -- Renewals in flight, and until when the server certainly keeps a lease in spite of them --------------------
-#
-# The server may execute any of several renewals in flight last, and a shorter one ends the lease sooner (P1). While
-# that one is not answered, no answer to another lets the lease last longer than it does.
-#
-# The span that was known before is kept until they are answered: a renewal that is refused, or was never sent,
-# changes nothing.
-#
-# A copy of a renewal whose connection was lost may be executed later, even if another copy was answered, unless this
-# connection is known to have ended at the server, too. So for a while an answer lets the lease last no longer than
-# such a copy would.
 
 
 Span: TypeAlias = tuple[float, float]
@@ -40,98 +28,64 @@ Span: TypeAlias = tuple[float, float]
 
 STRAY_FOR = 60.0
 """Seconds for which a copy on a lost connection is expected: as long as a tombstone lasts."""
-_NONE: Span = (-math.inf, math.inf)
 
 
 class Sent:
     """A renewal in flight."""
 
-    __slots__ = ("given_up", "span")
+    __slots__ = ("settled", "span")
 
     def __init__(self, span: Span) -> None:
         self.span: Span = span
         """Least seconds for which the lease lasts if it is executed, counted from before it was first sent."""
-        self.given_up: bool = False
-        """Whether its answer is not awaited any more. It may still be executed."""
+        self.settled: bool = False
+        """True if its answer is not awaited any more. It may still be executed if there was none."""
 
 
-class InFlightRenewals:
-    """The renewals in flight, in the order of sending, by the permit that they renew."""
+class Unanswered:
+    """The renewals of one grant that the server may still execute.
 
-    def __init__(self) -> None:
-        self._sent: WeakKeyDictionary[object, list[Sent]] = WeakKeyDictionary()
-        # Until when copies are expected, and the seconds of the shortest one.
-        self._stray: WeakKeyDictionary[object, Span] = WeakKeyDictionary()
-        # From answers, for permits that a renewal may cut.
-        self._known: WeakKeyDictionary[object, Span] = WeakKeyDictionary()
+    The server may execute any of several renewals in flight last, and a shorter one ends the lease sooner (P1). So the
+    lease lasts no longer than the shortest. What the server has confirmed is kept: a renewal that is refused, or was
+    never sent, changes nothing.
 
-    def add(self, permit: object, span: Span, known: Span | None) -> Sent:
-        """Note a renewal that is sent now. ``known`` is how long the permit lasted before, if it may cut that."""
-        sent = Sent(span)
-        self._sent.setdefault(permit, []).append(sent)
-        if known is not None:
-            self._known.setdefault(permit, known)
-        return sent
+    A copy of a renewal whose connection was lost may be executed later, even if another copy was answered, unless this
+    connection is known to have ended at the server, too. So for a while an answer lets the lease last no longer than
+    such a copy would.
+    """
 
-    def without_effect(self, permit: object, sent: Sent) -> None:
-        """Forget ``sent``, which never is executed. Earlier renewals that were given up may have been."""
-        found = self._sent.get(permit)
-        if found is not None and sent in found:
-            found.remove(sent)
-            if not found:
-                del self._sent[permit]
+    __slots__ = ("confirmed", "sent", "stray", "stray_until")
 
-    def learn(self, permit: object, span: Span) -> Span:
-        """Note that the server let ``permit`` last for ``span``; return how long it lasts if another one cuts that."""
-        if permit in self._sent:
-            if permit in self._known:
-                self._known[permit] = span
-        else:
-            self._known.pop(permit, None)
-        return self.shortest(permit, span)
+    def __init__(self, confirmed: Span) -> None:
+        self.confirmed: Span = confirmed
+        self.sent: list[Sent] = []  # in the order of sending
+        self.stray = math.inf  # seconds of the shortest copy on a lost connection
+        self.stray_until = -math.inf  # local clock
 
-    def known(self, permit: object) -> Span | None:
-        """Return how long ``permit`` lasts by what was known before; None if nothing may have cut that."""
-        span = self._known.get(permit)
-        if span is None:
-            return None
-        if permit not in self._sent:
-            del self._known[permit]
-        return self.shortest(permit, span)
+    def span(self) -> Span:
+        """Return the span for which the lease lasts, whatever the server executes last."""
+        since, seconds = self.confirmed
+        return min(((since, min(seconds, self.shortest_stray())), *(sent.span for sent in self.sent)), key=sum)
 
-    def answered(self, permit: object, sent: Sent, ambiguous: bool, alone: bool) -> None:
+    def shortest_stray(self) -> float:
+        """Return the seconds of the shortest copy that is expected; inf if there is none."""
+        return self.stray if now() < self.stray_until else math.inf
+
+    def answered(self, sent: Sent, ambiguous: bool, alone: bool) -> None:
         """Note that the server has answered ``sent``, and with that all earlier ones that were given up.
 
         A copy of those, or of ``sent`` if it is ``ambiguous``, may still arrive by a connection that was lost, unless
         the present one is known to be ``alone``.
         """
-        found = self._sent.get(permit)
-        if found is None or sent not in found:
-            return
-        place = found.index(sent)
-        stray = [other for other in found[:place] if other.given_up] + ([sent] if ambiguous else [])
+        place = self.sent.index(sent)
+        given_up = [other for other in self.sent[:place] if other.settled]
+        stray = [other.span[1] for other in (*given_up, *((sent,) if ambiguous else ()))]
         if alone:
-            self._stray.pop(permit, None)
+            self.stray_until = -math.inf
         elif stray:
-            seconds = min(other.span[1] for other in stray)
-            self._stray[permit] = now() + STRAY_FOR, min(seconds, self._shortest_stray(permit))
-        found[:] = [other for other in found[:place] if not other.given_up] + found[place + 1 :]
-        if not found:
-            del self._sent[permit]
-
-    def any(self, permit: object) -> bool:
-        """Return whether the server may prolong ``permit``, or may have done so, without an answer."""
-        return permit in self._sent or self._shortest_stray(permit) < math.inf
-
-    def _shortest_stray(self, permit: object) -> float:
-        until, seconds = self._stray.get(permit, _NONE)
-        return seconds if now() < until else math.inf
-
-    def shortest(self, permit: object, known: Span) -> Span:
-        """Return the span that ends first: ``known``, cut by a stray copy, or that of a renewal in flight."""
-        since, seconds = known
-        known = since, min(seconds, self._shortest_stray(permit))
-        return min((known, *(sent.span for sent in self._sent.get(permit, ()))), key=sum)
+            self.stray = min(*stray, self.shortest_stray())
+            self.stray_until = now() + STRAY_FOR
+        self.sent = [other for other in self.sent if other is not sent and other not in given_up]
 
 
 CLAIM_USED = 1 / 6
@@ -144,52 +98,56 @@ class Deadlines:
     def __init__(self, hub: Hub, manager: GrantManager) -> None:
         self._hub = hub
         self._manager = manager
-        self.keep: Callable[[Grant], None] = manager.keep
-        """Look at a grant in time, as its deadline was moved."""
-        self._unanswered = InFlightRenewals()
 
     def may_be_prolonged(self, lease: Grant) -> bool:
-        """Return whether the server may prolong ``lease``, or may have done so, without an answer."""
-        return self._unanswered.any(lease)
+        """Return True if the server may prolong ``lease``, or may have done so, without an answer."""
+        unanswered = lease.unanswered
+        return unanswered is not None and (bool(unanswered.sent) or unanswered.shortest_stray() < math.inf)
 
     def renew_claim_soon(self, lease: Grant) -> None:
         """Renew ``lease`` soon: it was handed over for less than its ttl, and a stall would lose it."""
         lease.claim = lease.period
         lease.renew_at = min(lease.renew_at, lease.deadline - lease.period * (1 - CLAIM_USED))
-        self.keep(lease)
+        self._manager.keep(lease)
 
     def begin(self, lease: Grant, ttl: int) -> Sent:
         """Note that a renewal of ``lease`` is sent now.
 
         No other renewal is due until it is answered: that would undo what this one asks for.
         """
-        span, known = (now(), ttl / 1000), None
-        if sum(span) < lease.deadline:
-            known = lease.deadline - lease.period, lease.period
-            self._last_for(lease, span)
+        if lease.unanswered is None:
+            lease.unanswered = Unanswered((lease.deadline - lease.period, lease.period))
+        sent = Sent((now(), ttl / 1000))
+        lease.unanswered.sent.append(sent)
         lease.renewing += 1
-        return self._unanswered.add(lease, span, known)
+        if sum(sent.span) < lease.deadline:
+            self._last_for(lease, sent.span)
+        return sent
 
     def settle(self, lease: Grant, sent: Sent, call: Call) -> None:
-        """Settle a renewal after its call was answered or given up."""
-        if sent.given_up:  # it was settled before: only the error of giving up follows
+        """Settle a renewal after its call was answered or given up. `Renewals.apply_answer` has to follow."""
+        unanswered = lease.unanswered
+        if sent.settled or unanswered is None:  # its answer was not understood: only the error of that follows
             return
+        sent.settled = True
         lease.renewing -= 1
-        nothing = changed_nothing(call)
-        if nothing:
-            self._unanswered.without_effect(lease, sent)
+        if changed_nothing(call):
+            unanswered.sent.remove(sent)
+            if lease.state is LeaseState.HELD and sum(sent.span) <= lease.deadline:
+                self._last_for(lease, unanswered.span())
         elif call.error is None:
-            self._unanswered.answered(lease, sent, call.ambiguous, self._hub.executor.alone)
-        sent.given_up = True
-        if lease.state is LeaseState.HELD:
-            known = self._unanswered.known(lease) if nothing else None
-            if known is not None and sum(known) > lease.deadline:
-                self._last_for(lease, known)
-            self.keep(lease)
+            unanswered.answered(sent, call.ambiguous, self._hub.executor.alone)
 
     def apply(self, lease: Grant, span: Span) -> None:
         """Let ``lease`` last for ``span``, as the server said, unless a renewal in flight may end it sooner."""
-        self._last_for(lease, self._unanswered.learn(lease, span))
+        unanswered = lease.unanswered
+        if unanswered is None:
+            self._last_for(lease, span)
+            return
+        unanswered.confirmed = span
+        self._last_for(lease, unanswered.span())
+        if not self.may_be_prolonged(lease):
+            lease.unanswered = None
 
     def _last_for(self, lease: Grant, span: Span) -> None:
         """Let ``lease`` last for ``span``."""
@@ -198,10 +156,10 @@ class Deadlines:
         lease.deadline = since + lease.period
         lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
         lease.prolonged()
-        self.keep(lease)
+        self._manager.keep(lease)
 
 
 def changed_nothing(call: Call) -> bool:
-    """Return whether ``call`` failed and was certainly not executed: it was refused, or never sent."""
+    """Return True if ``call`` failed and was certainly not executed: it was refused, or never sent."""
     refused = isinstance(call.error, CommandRefused) and not call.ambiguous
     return refused or (call.error is not None and not call.attempts)

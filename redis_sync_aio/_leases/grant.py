@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .._client.replies import Argument, Reply
     from .._core.observers import Observation
     from .acquisition import Request
+    from .deadlines import Unanswered
     from .hold import Acquiring
     from .hub import Hub
     from .identities import IdentityRequests
@@ -172,6 +173,10 @@ class Grant:
     """Whether a release that got no answer may have been executed."""
     renewing = 0
     """Number of renewals in flight."""
+    unanswered: Unanswered | None = None
+    """Those, and what bounds the deadline because of them; None if there are none."""
+    due_at: float = math.inf
+    """Time at which its manager looks at it (local clock); -inf: it is due; inf: it is not in the schedule."""
     acquirer: TaskRef | None = None
     """The task that acquired it, weakly: a forgotten lease keeps no task alive. None if its owner is not a task."""
     root: CodeType | None = None

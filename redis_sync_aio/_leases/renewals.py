@@ -87,11 +87,12 @@ class Renewals(Deadlines):
                 self._note_refusal(lease, call, call.error)
             elif now() >= lease.deadline:
                 lease.lose("unreachable")
-            self.keep(lease)
+            self._manager.keep(lease)
             return call.error
         outcome = read_renew(call.reply)
         if outcome is Renewed.GONE and weight > lease.weight:  # a writer sent it, and it arrived after the downgrade
             self.renew_if_due(lease)
+            self._manager.keep(lease)
             return None
         if outcome is not Renewed.RENEWED:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"

@@ -201,6 +201,8 @@ class WorkRecord:
         """Return the error of a command about the record of ``lease``, which renewed it by ``ttl`` milliseconds."""
         if sent is not None:
             self._manager.renewals.settle(lease, sent, call)
+            if lease.state is HELD:
+                self._manager.keep(lease)
         if lease.state is LeaseState.LOST:
             return lease.loss()
         if call.error is not None:
