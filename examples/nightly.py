@@ -5,7 +5,7 @@ out that it was run. The job takes a millisecond, so a lock alone would be free 
 process is killed in the middle of a slot: another one runs it when the dead one's lease ends.
 
 Run ``python examples/nightly.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes share six slots.
-Exit code 0 if each slot came to its end once. With a real schedule the slot is a date, see docs/recipes/cron.md.
+Exit code 0 if each slot came to its end once. With a real schedule the slot is a date, see docs/guides/jobs.md.
 """
 
 from __future__ import annotations

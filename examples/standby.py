@@ -8,7 +8,7 @@ Run ``python examples/standby.py`` (needs ``pip install 'redis_sync_aio[embedded
 server; the first leader is stopped, the second one killed. Exit code 0 if each was followed by another. On your own:
 ``REDIS_URL=redis://… python examples/standby.py scheduler NAME``, several times.
 
-Read more in docs/recipes/leader.md.
+Read more in docs/guides/leader-election.md.
 """
 
 from __future__ import annotations

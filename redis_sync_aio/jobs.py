@@ -3,7 +3,7 @@
 All three hold an `AsyncLock` while the work runs, and keep a mark next to it that outlasts the lock. The mark is
 written only if the lease holds at that moment, by the server's word, so a holder that was stopped for too long writes
 nothing. When the work has been done, a cancellation does not keep the mark from being written.
-[Cron jobs](https://redis-sync-aio.github.io/redis-sync-aio/recipes/cron/) shows them with cron,
+[Cron jobs](https://redis-sync-aio.github.io/redis-sync-aio/guides/jobs/#with-a-scheduler) shows them with cron,
 APScheduler, taskiq and SAQ.
 """
 

@@ -1,4 +1,4 @@
-"""The schedulers of docs/recipes/cron.md: what that page shows runs, twice each, and the job runs once.
+"""The schedulers of docs/guides/jobs.md: what that page shows runs, twice each, and the job runs once.
 
 They are installed with the group `lint`; a test whose scheduler is not there is skipped.
 """
@@ -21,7 +21,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST
 from ..support.pages import ADDRESS
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "cron.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "jobs.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 
 
