@@ -59,8 +59,8 @@ class Unanswered:
     def __init__(self, confirmed: Span) -> None:
         self.confirmed: Span = confirmed
         self.sent: list[Sent] = []  # in the order of sending
-        self.stray = math.inf  # seconds of the shortest copy on a lost connection
-        self.stray_until = -math.inf  # local clock
+        self.stray: float = math.inf  # seconds of the shortest copy on a lost connection
+        self.stray_until: float = -math.inf  # local clock
 
     def span(self) -> Span:
         """Return the span for which the lease lasts, whatever the server executes last."""
