@@ -112,7 +112,7 @@ class Scripts:
 
 _SCRIPTS: dict[Family, Scripts] = {
     "lock": Scripts("lock/acquire", "lock/release", "lock/renew"),
-    "robust": Scripts("lock/acquire", "robust/release", "robust/renew"),
+    "robust": Scripts("lock/acquire", "lock/release", "lock/renew"),
     "permits": Scripts("permits/acquire", "permits/release", "permits/renew"),
     "barrier": Scripts("barrier/join", "permits/release", "permits/renew"),
 }

@@ -112,11 +112,11 @@ async def test_an_answer_that_says_nothing_to_a_request_of_a_holder(server: Embe
     """It raises what could not be understood, and the lease is renewed on."""
     async with wired(server, mode, name="one") as w:
         lease = await AsyncRobustLock(w.sync, "one").acquire()
-        for name in ("robust/renew", "robust/record"):
+        for name in ("lock/renew", "robust/record"):
             await w.direct.script_load(load(name).source.decode())
         opened = w.sync.connections
         async with asyncio.timeout(10):
-            w.proxy.on(script(load("robust/renew").sha), NONSENSE)
+            w.proxy.on(script(load("lock/renew").sha), NONSENSE)
             with pytest.raises(SyncError, match="the reply could not be used"):
                 await lease.extend(20)
             w.proxy.on(script(load("robust/record").sha), NONSENSE)

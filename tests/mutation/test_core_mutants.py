@@ -102,12 +102,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lost lease lets the body run": Mutant(Acquiring, "__aenter__", "grant.hold = ref(self)"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
-    "a refusal cuts a lease": Mutant(Deadlines, "settle", "self._last_for(lease, known)"),
+    "a refusal cuts a lease": Mutant(Deadlines, "settle", "self._last_for(lease, unanswered.span())"),
     "a refusal restores what another renewal may have cut": Mutant(
         Deadlines,
         "settle",
-        "self._unanswered.without_effect(lease, sent)",
-        "self._unanswered.answered(lease, sent, False, True)",
+        "unanswered.sent.remove(sent)",
+        "unanswered.answered(sent, False, True)",
     ),
     "our cancellation leaves, not LeaseLost": Mutant(Acquiring, "__aexit__", "not self._guard.finish(error)", "True"),
     "LeaseLost hides the body's error": Mutant(

@@ -109,31 +109,33 @@ MUTANTS: dict[str, Mutant] = {
         "redis.call('PEXPIRE', NAME, ARGV[4]) local found, wrong = read_record()",
     ),
     # renew
-    "renewing does not keep the record": Mutant("robust/renew", "redis.call('PEXPIRE', RECORD, record_ttl(ttl))"),
-    "renewing keeps any record": Mutant("robust/renew", "redis.pcall('HMGET', RECORD, 'token')[1] == holder", "true"),
-    "renewing stops at a foreign record": Mutant("robust/renew", "redis.pcall('HMGET'", "redis.call('HMGET'"),
-    "anybody renews": Mutant("robust/renew", NOT_OURS, "if not holder then"),
-    "renewing does not renew": Mutant("robust/renew", "redis.call('PEXPIRE', NAME, ttl)"),
-    # release
-    "a release leaves the record": Mutant("robust/release", "redis.call('DEL', RECORD)\n    elseif", "\n    elseif"),
-    "a release by another deletes": Mutant("robust/release", "if holder == ARGV[1] then", "if true then"),
-    "an older record of an identity goes": Mutant("robust/release", "(adopted or writer == '*')", "true"),
-    "who never adopted it deletes": Mutant("robust/release", "writer ~= '' and string.find", "string.find"),
-    "nobody may release for an identity": Mutant("robust/release", "(adopted or writer == '*')", "adopted"),
-    "a release for an identity is broken off": Mutant("robust/release", "(writer == '*' or string", "(string"),
-    "a release by an earlier lease is clean": Mutant(
-        "robust/release", "(writer == '*' or string.match(writers, '%S*$') == writer)", "true"
+    "renewing does not keep the record": Mutant(
+        "lock/renew", "redis.call('PEXPIRE', record, 604800000 + remember(ttl))"
     ),
-    "what was put back has a writer": Mutant("robust/release", "'writers', '', "),
-    "undo steps go": Mutant("robust/release", "if not undo and done then", "if done then"),
-    "broken off is done": Mutant("robust/release", "local done = ARGV[5] ~= '1' and", "local done ="),
-    "what was found is not put back": Mutant("robust/release", "elseif token then", "elseif false then"),
-    "what was found is put back in part": Mutant("robust/release", "'at', at, "),
-    "what was put back is soon gone": Mutant("robust/release", "redis.call('PEXPIRE', RECORD, 604800000)"),
-    "progress goes": Mutant("robust/release", "(found[4] or '') == '' then", "true then"),
-    "an empty record stays": Mutant("robust/release", "elseif not undo and (found[4] or '') == ''", "elseif false"),
-    "a foreign record keeps the lock": Mutant("robust/release", "redis.pcall('HMGET'", "redis.call('HMGET'"),
-    "a robust release wakes nobody": Mutant("robust/release", "local next = settle('', first)", "local next = FREE"),
+    "renewing keeps any record": Mutant("lock/renew", "redis.pcall('HMGET', record, 'token')[1] == holder", "true"),
+    "renewing stops at a foreign record": Mutant("lock/renew", "redis.pcall('HMGET'", "redis.call('HMGET'"),
+    "anybody renews": Mutant("lock/renew", NOT_OURS, "if not holder then"),
+    "renewing does not renew": Mutant("lock/renew", "redis.call('PEXPIRE', NAME, ttl)"),
+    # release
+    "a release leaves the record": Mutant("lock/release", "redis.call('DEL', record)\n    elseif", "\n    elseif"),
+    "a release by another deletes": Mutant("lock/release", "holder and holder ~= ARGV[1] then", "false then"),
+    "an older record of an identity goes": Mutant("lock/release", "(adopted or writer == '*')", "true"),
+    "who never adopted it deletes": Mutant("lock/release", "writer ~= '' and string.find", "string.find"),
+    "nobody may release for an identity": Mutant("lock/release", "(adopted or writer == '*')", "adopted"),
+    "a release for an identity is broken off": Mutant("lock/release", "(writer == '*' or string", "(string"),
+    "a release by an earlier lease is clean": Mutant(
+        "lock/release", "(writer == '*' or string.match(writers, '%S*$') == writer)", "true"
+    ),
+    "what was put back has a writer": Mutant("lock/release", "'writers', '', "),
+    "undo steps go": Mutant("lock/release", "if not undo and done then", "if done then"),
+    "broken off is done": Mutant("lock/release", "local done = ARGV[5] ~= '1' and", "local done ="),
+    "what was found is not put back": Mutant("lock/release", "elseif token then", "elseif false then"),
+    "what was found is put back in part": Mutant("lock/release", "'at', at, "),
+    "what was put back is soon gone": Mutant("lock/release", "redis.call('PEXPIRE', record, 604800000)"),
+    "progress goes": Mutant("lock/release", "(found[4] or '') == '' then", "true then"),
+    "an empty record stays": Mutant("lock/release", "elseif not undo and (found[4] or '') == ''", "elseif false"),
+    "a foreign record keeps the lock": Mutant("lock/release", "redis.pcall('HMGET'", "redis.call('HMGET'"),
+    "a robust release wakes nobody": Mutant("lock/release", "local next = settle('', first)", "local next = FREE"),
     # gate
     "a gate for all": Mutant("fence_gate/accept", "if highest > fence then", "if false then"),
     "a gate for new ones only": Mutant("fence_gate/accept", "highest > fence", "highest >= fence"),

@@ -44,7 +44,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the sum is not stored after a release": Mutant("save()\nreturn held and 1 or 0", "return held and 1 or 0"),
     "the sum is not stored after a renewal": Mutant("save()\nif not held or", "if not held or"),
-    "the sum is not stored before who lines up": Mutant("save()\nif ARGV[8]", "if ARGV[8]"),
+    "the sum is not stored before who lines up": Mutant("save()\nlocal ms, look", "local ms, look"),
     "one too many may wait": Mutant("waiting >= most + 0", "waiting > most + 0"),
     "a request that waits is refused": Mutant("~= '' and not redis.call('ZSCORE', QUEUE, ticket)", "~= ''"),
     "the own permit is remembered when it is gone": Mutant("if token == ARGV[1] then own = '' end"),
@@ -136,7 +136,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "nobody is told that a ticket is new": Mutant("back and 1 or new", "back and 1 or 0"),
     "the fence is only the clock": Mutant("math.max(fence + 1, now)", "now"),
     "the fence is only a counter": Mutant("math.max(fence + 1, now)", "fence + 1"),
-    "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
+    "the fence is not stored": Mutant("'fence', string.format('%.0f', fence), '='", "'='"),
     "each reader has its own fence": Mutant("local rises = fenced(weight) or fence == 0", "local rises = true"),
     "writers share fences": Mutant(
         "limit ~= WRITER_WEIGHT or weight == WRITER_WEIGHT end", "limit ~= WRITER_WEIGHT end"
@@ -328,8 +328,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "one fence too few": Mutant("FENCE_RANGE - 1", "126"),
     "readers get a range": Mutant("shares and fenced(weight) and FENCE_RANGE", "shares and FENCE_RANGE"),
     "everybody gets a range": Mutant("shares and fenced(weight) and FENCE_RANGE", "fenced(weight) and FENCE_RANGE"),
-    "nobody remembers that it is shared": Mutant(", mine, 'shared', 1)", ", mine)"),
-    "it is shared from the beginning": Mutant(", mine) end", ", mine, 'shared', 1) end"),
+    "nobody remembers that it is shared": Mutant("if shares then redis.call('HSET', STATE, 'shared', 1) end"),
+    "it is shared from the beginning": Mutant(
+        "if shares then redis.call('HSET', STATE, 'shared', 1) end", "redis.call('HSET', STATE, 'shared', 1)"
+    ),
     "it is looked for where nobody shares": Mutant("if redis.call('HGET', STATE, 'shared') then", "do"),
     "who shares is not told that somebody waits": Mutant(
         "if redis.call('HGET', STATE, 'shared') then",

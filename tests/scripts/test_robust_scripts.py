@@ -57,7 +57,7 @@ async def record(
 
 async def release(redis: Client, token: bytes, fence: bytes = b"*", broken_off: int = 0, lease: int = 1) -> int:
     of = fence if fence in (b"", b"*") else writer(fence, lease)
-    return int(await run(redis, "robust/release", token, b"", 0, of, broken_off))
+    return int(await run(redis, "lock/release", token, b"", 0, of, broken_off))
 
 
 async def adopted(redis: Client, token: bytes, identity: bool = False) -> bytes:
@@ -267,12 +267,12 @@ async def test_p4_renewing_keeps_the_record(redis: Client) -> None:
     await adopted(redis, b"a")
     for _ in range(2):
         await redis.pexpire(RECORD, 5000)
-        assert (await run(redis, "robust/renew", b"a", 5000))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", 5000))[0] == 1
         assert 0 < await redis.pttl(NAME) <= 5000
         assert await redis.pttl(RECORD) > WEEK
-    assert (await run(redis, "robust/renew", b"b", 5000))[0] == 2
+    assert (await run(redis, "lock/renew", b"b", 5000))[0] == 2
     await crash(redis)
-    assert (await run(redis, "robust/renew", b"a", 5000))[0] == 0
+    assert (await run(redis, "lock/renew", b"a", 5000))[0] == 0
 
 
 async def test_renewing_leaves_the_record_of_another(redis: Client) -> None:
@@ -280,7 +280,7 @@ async def test_renewing_leaves_the_record_of_another(redis: Client) -> None:
     await crash(redis)
     await acquire(redis, b"b")  # not adopted yet
     await redis.pexpire(RECORD, 5000)
-    assert (await run(redis, "robust/renew", b"b", 5000))[0] == 1
+    assert (await run(redis, "lock/renew", b"b", 5000))[0] == 1
     assert await redis.pttl(RECORD) <= 5000
 
 
@@ -400,7 +400,7 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client) -> None:
         with pytest.raises(ResponseError, match="WRONGTYPE"):
             await record(redis, b"a", fence, 1, b"p")
         assert await redis.pttl(NAME) <= 4000
-        assert (await run(redis, "robust/renew", b"a", TTL))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", TTL))[0] == 1
         await redis.pexpire(NAME, 4000)
         assert await redis.get(RECORD) == b"mine"
         assert await redis.pttl(RECORD) <= 5000

@@ -1,8 +1,12 @@
--- The end of an acquire: return BUSY, or QUEUED with a place in the queue.
+-- The end of an acquire: return BUSY, QUEUE_FULL, or QUEUED with a place in the queue.
 -- Needs `turn` and `more`: what `settle` returned; and `back`: see `ticket_return`.
 -- Look.SOON: nothing will wake us. Look.IN_TIME: there is room behind the first ticket, whose owner
 -- may die.
 local ms, look = left() or FOREVER_MS, Look.NONE
+if ARGV[8] and ticket ~= '' then
+  local most, ends_in = ARGV[8], ms
+-- include: queue_limit
+end
 if turn == RESERVED and not more then look = Look.SOON
 elseif turn == FULL and used < limit then look = Look.IN_TIME end
 if turn == RESERVED and more and (ms < 0 or more < ms) then ms = math.max(1, math.ceil(more)) end

@@ -36,5 +36,4 @@ if turn == FREE and fits(weight) then
   return before and {Outcome.GRANTED, its_fence, ttl, now, weight, before} or its_fence
 end
 save()
--- include: permit_queue_limit
 -- include: permit_enqueue

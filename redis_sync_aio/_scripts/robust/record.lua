@@ -12,7 +12,6 @@
 -- include: lock_keys
 -- include: lock_queue
 -- include: robust_record
--- include: robust_read_record
 local holder, token, fence, ttl = redis.call('GET', NAME), ARGV[1], ARGV[2], ARGV[3]
 -- include: lock_check_owner
 if outdated(token, fence) then return {Renewed.TAKEN, now} end
