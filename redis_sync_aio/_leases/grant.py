@@ -204,8 +204,8 @@ class Grant:
     """Whether the identity held it before, so that the grant did not begin with this request."""
     outlasts = False
     """Whether a renewal was answered after the release was sent: the server may keep it longer than is known here."""
-    interrupted = False
-    """Whether the protected work was interrupted, so that its record must be kept."""
+    body_failed = False
+    """True if its body ended by an exception."""
     claim: float = 0.0
     """Seconds for which it was handed over, until its first renewal; 0 if that was its ttl, or it was renewed since."""
     refused: float = -math.inf  # local clock; when the server refused a renewal most recently

@@ -232,7 +232,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
         grant.hold = grant.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
         if own is not None:
-            grant.interrupted = True
+            grant.body_failed = True
         given_back = grant.loss() if grant.reason == "released" else None
         leaving = own or given_back
         try:

@@ -402,12 +402,10 @@ class GrantManager:
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
         if lease.reason != "closed" and not lease.reusable and perhaps:
             # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
-            lease.interrupted = True
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
 
     def take_away(self, lease: Grant) -> None:
         """Take ``lease`` from its holder, because the coordinator is closed, and release it."""
-        lease.interrupted = True
         self.release(lease)
         lease.lose("closed")
 

@@ -489,6 +489,8 @@ class RobustGrant(Grant):
 
     record: WorkRecord | None = None
     """The record; None until its adoption is sent, which is before the acquisition returns."""
+    adopted = False
+    """True once the server has confirmed the adoption."""
 
     def writable(self) -> WorkRecord:
         """Return the record for a write. Raises LeaseLost, NotHeld or StaleWriter."""
@@ -497,8 +499,15 @@ class RobustGrant(Grant):
         return self.record
 
     def release_args(self) -> tuple[Argument, ...]:
-        """Return the trailing arguments of its release: the writer of the record, and whether it must be kept."""
-        return () if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
+        """Return the trailing arguments of its release: the writer of the record, and whether it must be kept.
+
+        It is deleted if the holder released the lock, and no body under it failed. A lease that is lost, or taken away,
+        is not released by its holder.
+        """
+        if self.record is None:
+            return ()
+        finished = self.adopted and not self.body_failed and self.state is LeaseState.RELEASING
+        return self.record.writer, b"0" if finished else b"1"
 
 
 class RobustLease(GuardingLease):
@@ -618,6 +627,7 @@ async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeou
     except BaseException:
         undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
         raise
+    lease.adopted = True
     return lease
 
 
@@ -626,7 +636,6 @@ def _not_adopted(resource: Resource, lease: RobustGrant, record: WorkRecord) -> 
 
     The release follows the adoption on the wire, and puts back the record that the adoption may have replaced.
     """
-    lease.interrupted = True
     lease.joined |= record.superseded  # by another lease of the identity, which still has it
     if lease.identity is not None:
         _withdraw(resource, lease, record)

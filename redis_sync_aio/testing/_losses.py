@@ -193,7 +193,6 @@ async def _cause(grant: Grant, reason: LossReason) -> None:
         await _causes.late(grant)
     else:
         grant.lose(reason)
-    grant.interrupted = True
 
 
 async def _put(client: RedisClient, key: bytes, token: str, milliseconds: int) -> None:

@@ -105,7 +105,7 @@ async def test_p5_a_cancelled_acquire_puts_the_record_back(arena: Arena, operati
     async def check(outcome: Outcome[object] | None, lease: object) -> None:
         if isinstance(lease, RobustLease):
             assert is_of(lease.abandoned, arena.left_by)
-            lease._grant.interrupted = True
+            lease._grant.body_failed = True
             await lease.release()
         await arena.settle()
         assert await arena.redis.hgetall(RECORD) == {**arena.record, b"seq": b"0", b"writers": b""} or (

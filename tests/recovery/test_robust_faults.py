@@ -164,7 +164,7 @@ async def work(w: Wired, name: str) -> None:
     assert await gate.highest() == following.fence
 
 
-COMMANDS = {"robust/adopt": 1, "robust/record": 5, "robust/renew": 1, "robust/release": 1, "fence_gate/accept": 3}
+COMMANDS = {"robust/adopt": 1, "robust/record": 5, "lock/renew": 1, "lock/release": 1, "fence_gate/accept": 3}
 """The scripts that `work` sends, and how often at least."""
 
 
@@ -248,7 +248,7 @@ async def test_d10_out_of_memory(mode: str) -> None:
             await AsyncRobustLock(s.sync, "another").acquire()
         with pytest.raises(OutOfMemory):
             await FenceGate(s.sync, NAME).accept(lease)
-        lease._grant.interrupted = True
+        lease._grant.body_failed = True
         await lease.release()
         following = await asyncio.wait_for(waiting, 2)
         assert following.abandoned is not None
