@@ -25,7 +25,8 @@ class Mutant(NamedTuple):
 
 
 NOT_OURS = "if holder ~= ARGV[1] then"
-OUTDATED = "if outdated(token, fence) then return {2, now} end"
+OUTDATED = "if last and string.sub(last, 18) == token and string.sub(last, 1, 16) ~= fence then return {2, now} end"
+WRONG = "if found[1] and not sound or not found[1] and redis.call('PTTL', RECORD) ~= -2 then"
 KEEP = "redis.call('PEXPIRE', RECORD, record_ttl(ARGV[%d]))"
 MUTANTS: dict[str, Mutant] = {
     # adopt
@@ -39,7 +40,7 @@ MUTANTS: dict[str, Mutant] = {
     "a later adoption keeps the writer": Mutant(
         "robust/adopt", "writers == '' and writer or writers .. ' ' .. writer", "writers"
     ),
-    "an earlier adoption is repeated": Mutant("robust/adopt", "if known and last ~= writer then return {3, now} end"),
+    "an earlier adoption is repeated": Mutant("robust/adopt", "if known and latest ~= writer then return {3, now} end"),
     "an earlier lease adopts as if it were new": Mutant(
         "robust/adopt", "' ' .. writer .. ' ', 1, true)", "' ' .. writer .. ' $', 1, false)"
     ),
@@ -54,14 +55,14 @@ MUTANTS: dict[str, Mutant] = {
     "a withdrawn adoption is forgotten": Mutant("robust/adopt", "writer .. ' ' .. others)", "others)"),
     "the only adoption is withdrawn": Mutant("robust/adopt", "'^(.+) %S+$')", "'^(.+) %S+$') or ''"),
     "a withdrawal adopts": Mutant("robust/adopt", "if ARGV[5] == '1' then", "if false then"),
-    "any record is adopted": Mutant("robust/adopt", "if wrong then return wrong end", "found = found or {}"),
+    "any record is adopted": Mutant("robust/adopt", WRONG, "if false then"),
     "any fence is ours": Mutant("robust/adopt", "number(found[2], 16, 16) and "),
     "any time is ours": Mutant("robust/adopt", "number(found[3], 16, 16) and "),
     "any number is ours": Mutant("robust/adopt", " and number(found[6], 1, 15)"),
     "numbers may be long": Mutant("robust/adopt", "#text <= most and"),
     "numbers may be short": Mutant("robust/adopt", "#text >= least and"),
     "numbers may be text": Mutant("robust/adopt", "string.match(text, '^%d+$')", "true"),
-    "a replay finds nobody": Mutant("robust/adopt", "before, seq, same = found[4] or ''", "before, seq, same = ''"),
+    "a replay finds nobody": Mutant("robust/adopt", "seq = ARGV[4], found[4] or ''", "seq = ARGV[4], ''"),
     "the predecessor is not told": Mutant("robust/adopt", "found[1] and found[2] .. ' '", "false and found[2] .. ' '"),
     "the predecessor's own predecessor is told": Mutant(
         "robust/adopt",
@@ -92,9 +93,9 @@ MUTANTS: dict[str, Mutant] = {
         "robust/record", "writers == '' and ARGV[8] or writers", "writers"
     ),
     "what is refused renews": Mutant(
-        "robust/record", "local same = found", "redis.call('PEXPIRE', NAME, ttl) local same = found"
+        "robust/record", "local same = found", "redis.call('PEXPIRE', NAME, ARGV[3]) local same = found"
     ),
-    "any record is written": Mutant("robust/record", "if wrong then return wrong end", "found = found or {}"),
+    "any record is written": Mutant("robust/record", WRONG, "if false then"),
     "nothing is recorded": Mutant("robust/record", "'progress', ARGV[6], "),
     "no steps are recorded": Mutant("robust/record", ", 'undo', ARGV[7]"),
     "the number is not recorded": Mutant("robust/record", "'seq', ARGV[5], "),
@@ -105,8 +106,8 @@ MUTANTS: dict[str, Mutant] = {
     "recording does not keep the record": Mutant("robust/record", KEEP % 4),
     "a foreign key is found too late": Mutant(
         "robust/record",
-        "local found, wrong = read_record()",
-        "redis.call('PEXPIRE', NAME, ARGV[4]) local found, wrong = read_record()",
+        "local found = redis",
+        "redis.call('PEXPIRE', NAME, ARGV[4]) local found = redis",
     ),
     # renew
     "renewing does not keep the record": Mutant(

@@ -6,11 +6,6 @@
 -- REPLAY A token that is remembered changes nothing.
 -- COST   O(parties * log parties)
 -- include: permit_setup
--- include: publish
--- include: permit_queries
--- include: permit_queue
--- include: permit_expire
--- include: permit_tombstone
 -- include: barrier_break
 settle('')
 if not permit(ARGV[1]) then

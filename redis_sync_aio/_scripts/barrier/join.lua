@@ -10,11 +10,6 @@
 -- REPLAY A party that has passed gets OWN, one with a place keeps it.
 -- COST   O(parties * log parties)
 -- include: permit_setup
--- include: publish
--- include: permit_queries
--- include: permit_queue
--- include: permit_expire
--- include: permit_tombstone
 -- include: barrier_break
 settle('')
 local token, ticket, parties = ARGV[1], ARGV[3], -ARGV[6]

@@ -1,6 +1,7 @@
--- Breaking a barrier, or resetting it. Included after `permit_tombstone`.
+-- Breaking a barrier, or resetting it. Included after `permit_setup`.
 -- The limit of a barrier is minus the number of parties; it is above 0 while the barrier is broken.
 -- There are no tickets then, so `settle` grants nothing.
+-- include: permit_tombstone
 
 -- Take all parties out of the queue. Each but `mine` finds a tombstone, which says BROKEN.
 local function send_away(mine, new_limit)

@@ -1,7 +1,7 @@
 -- Free permits and waiting tickets; granting and dropping permits. Included after `permit_lasts`
 -- and `soonest` (see `permit_first_expiry`).
 -- include: sharing_token
-redis.call('ZSCORE', POLLS, '') -- read, as all in `permit_setup`, before anything is changed
+redis.call('ZSCORE', POLLS, '') -- before anything is changed: it raises for a key of another type
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
 
 -- Return weight, fence (text) and, of a writer, the previous fence (text) of a token's permit; nil

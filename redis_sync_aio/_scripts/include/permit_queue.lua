@@ -1,7 +1,8 @@
 -- The queue of permits: granting free permits to the tickets in their order, and notifying their
--- owners. Included after `permit_queries`.
+-- owners. Included after `publish`, and what `permit_queries` needs.
 -- Tickets and messages are those of locks: see lock_queue. The grant to a writer ends with the
 -- fence of the writer before it.
+-- include: permit_queries
 local RESERVED, FULL, FREE = 1, 2, 3
 local moved -- since the last one lined up there may be room, or another first one
 

@@ -1,6 +1,9 @@
--- Read all that most scripts of permits (semaphores, readers and writers) need: a key of another
--- type stops the script before it changes anything (`permit_queries` does the same with POLLS).
+-- Read all that most scripts of permits (semaphores, readers and writers) need, and drop expired
+-- permits. A key of another type stops the script before it changes anything.
 -- include: permit_keys
 -- include: permit_state
 -- include: permit_lasts
 -- include: permit_first_expiry
+-- include: publish
+-- include: permit_queue
+-- include: permit_expire

@@ -18,7 +18,6 @@ local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2] + 0, ARGV[3], ARGV[4] + 0
 local weight, asked = ARGV[5] + 0, ARGV[6] + 0
 -- include: permit_fast_acquire
 -- include: publish
--- include: permit_queries
 -- include: permit_queue
 -- include: permit_notify_contended
 -- include: permit_expire

@@ -6,10 +6,6 @@
 -- REPLAY A token that has the permit already gets OWN again, and the same time.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
--- include: publish
--- include: permit_queries
--- include: permit_queue
--- include: permit_expire
 -- include: permit_notify_sooner
 settle('')
 local token, ms, before = ARGV[1], ARGV[2] + 0, ARGV[3]

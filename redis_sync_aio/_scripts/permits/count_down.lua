@@ -9,10 +9,6 @@
 --        remembered for longer.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
--- include: publish
--- include: permit_queries
--- include: permit_queue
--- include: permit_expire
 -- include: permit_tombstone
 local by, whole = ARGV[2] + 0, ARGV[3] + 0
 local count = limit == 0 and whole or math.max(-limit, 0)

@@ -5,10 +5,6 @@
 -- REPLAY A token that reads stays a reader.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
--- include: publish
--- include: permit_queries
--- include: permit_queue
--- include: permit_expire
 local had, its_fence = permit(ARGV[1])
 local held = had and had > 0
 if held and had > 1 then

@@ -14,7 +14,6 @@
 -- include: permit_first_expiry
 local held = soonest and soonest + 0 > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
 -- include: permit_fast_hand_over
--- include: permit_queries
 -- include: permit_queue
 -- include: permit_expire
 -- include: permit_tombstone

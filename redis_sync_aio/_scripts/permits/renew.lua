@@ -8,10 +8,6 @@
 --        first, so the reply is the same.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
--- include: publish
--- include: permit_queries
--- include: permit_queue
--- include: permit_expire
 -- include: permit_notify_sooner
 local waiting = settle('') ~= FREE
 local had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4] or 0), 0

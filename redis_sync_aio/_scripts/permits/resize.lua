@@ -6,10 +6,6 @@
 -- REPLAY Sets the same limit again.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
--- include: publish
--- include: permit_queries
--- include: permit_queue
--- include: permit_expire
 local before = limit
 limit = tonumber(ARGV[1])
 redis.call('HSET', STATE, 'limit', limit, 'used', used, 'resized', 1)

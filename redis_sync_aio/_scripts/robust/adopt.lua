@@ -13,19 +13,27 @@
 --        withdrawal, changes nothing.
 -- COST   as lock/renew.lua. The first write is one that is allowed when the server is out of
 --        memory, so a waiter that was granted the lock can adopt its record
--- include: lock_keys
--- include: lock_queue
 -- include: robust_record
-local holder, token, fence, writer = redis.call('GET', NAME), ARGV[1], ARGV[2], ARGV[4]
--- include: lock_check_owner
-if outdated(token, fence) then return {Renewed.TAKEN, now} end
-local found, wrong = read_record()
-if wrong then return wrong end
-local before, seq, same = found[4] or '', found[6] or '0', found[1] == token and found[2] == fence
-local writers = same and found[5] or ''
+local writer, before, seq = ARGV[4], found[4] or '', found[6] or '0'
 local known = string.find(' ' .. writers .. ' ', ' ' .. writer .. ' ', 1, true)
-local last = string.match(writers, '%S*$')
-if known and last ~= writer then return {Renewed.SUPERSEDED, now} end
+if known and latest ~= writer then return {Renewed.SUPERSEDED, now} end
 redis.call('PEXPIRE', RECORD, record_ttl(ARGV[3]))
--- include: robust_adopt
+if ARGV[5] == '1' then -- becomes the first of the list, where a late copy of the adoption finds it
+  local others = string.match(writers, '^(.+) %S+$')
+  if known and others then redis.call('HSET', RECORD, 'writers', writer .. ' ' .. others) end
+  return {Renewed.RENEWED, now, '', 0, '', ''}
+end
+if not known then
+  local at = string.format('%.0f', now)
+  if same then -- remember as many writers as fit into 832 bytes: 64 of ours
+    if #writers + #writer >= 832 then writers = string.match(writers, ' (.*)$') or '' end
+    redis.call('HSET', RECORD, 'writers', writers == '' and writer or writers .. ' ' .. writer)
+  else
+    before = found[1] and found[2] .. ' ' .. found[3] .. ' ' .. found[1] or ''
+    seq = '0'
+    redis.call('HSET', RECORD, 'token', token, 'fence', fence, 'at', at, 'before', before,
+      'writers', writer, 'seq', seq)
+  end
+  redis.call('PEXPIRE', RECORD, record_ttl(ARGV[3]))
+end
 return {Renewed.RENEWED, now, before, tonumber(seq), found[7] or '', found[8] or ''}

@@ -9,20 +9,10 @@
 --        record (its seq is less), or after another grant to or adoption by the identity, changes
 --        nothing.
 -- COST   as lock/renew.lua. The first write is one that is allowed when the server is out of memory
--- include: lock_keys
--- include: lock_queue
 -- include: robust_record
-local holder, token, fence, ttl = redis.call('GET', NAME), ARGV[1], ARGV[2], ARGV[3]
--- include: lock_check_owner
-if outdated(token, fence) then return {Renewed.TAKEN, now} end
-local found, wrong = read_record() -- before anything is changed: the key may be of another type
-if wrong then return wrong end
-local same = found[1] == token and found[2] == fence
--- '': of another grant, or evicted; the first lease that comes writes all of it.
-local writers = same and found[5] or ''
-if writers ~= '' and string.match(writers, '%S*$') ~= ARGV[8] then
-  return {Renewed.SUPERSEDED, now}
-end
+local ttl = ARGV[3]
+-- No writer: it is of another grant, or was evicted. The first lease that comes writes all of it.
+if writers ~= '' and latest ~= ARGV[8] then return {Renewed.SUPERSEDED, now} end
 if ttl ~= '0' then
 -- include: lock_extend
 end
