@@ -173,10 +173,14 @@ MUTANTS: Mapping[str, Mutant] = {
         "tonumber(first), redis.call('ZCARD', QUEUE) > 0 and 1 or 0}",
         "tonumber(first), 0}",
     ),
-    "who shares is not told that somebody waits": Mutant("if holder then notify_contended(holder) end"),
-    "who shares is told although nobody waits": Mutant("(anyway or redis.call('ZCARD', QUEUE) > 0)", "true"),
-    "who shares is not told that it was taken by force": Mutant("if holder then notify_contended(holder, true) end"),
-    "who shares is not told who is behind": Mutant("notify_contended(token)\n"),
+    "who shares is not told that somebody waits": Mutant(
+        "if holder then notify_contended(holder) end\nreturn {", "return {"
+    ),
+    "who shares is told although nobody waits": Mutant("sharer(token) and redis.call('ZCARD', QUEUE) > 0", "true"),
+    "who shares is not told that it was taken by force": Mutant(
+        "if holder then notify_contended(holder) end\nreturn holder", "return holder"
+    ),
+    "who shares is not told who is behind": Mutant("then notify_contended(token) end", "then end"),
     "a grant does not say that somebody is behind": Mutant(
         "if following then grant",
         "if next_inbox == inbox then grant",

@@ -4,7 +4,7 @@
 -- stands ahead of the queue for `gap` ms, as a ticket that is polled for. In POLLS it has the time
 -- (ms) since when NAME was not free. A message tells the first waiter when to look.
 -- pcall: the lock is released whatever type POLLS has.
--- include: lock_notify_sooner
+-- include: notify_sooner
 if holder and gap > 0 then
   local ms = math.floor(now / 1000)
   local since = redis.pcall('ZSCORE', POLLS, 'POLLERS_TICKET')

@@ -13,7 +13,7 @@ local token, ttl, ticket, poll_ms, former = ARGV[1], ARGV[2], ARGV[3], ARGV[4] +
 local tail, settled = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 -- include: lock_fast_acquire
 -- include: lock_queue
--- include: lock_notify_contended
+-- include: notify_contended
 if poll_ms > 0 then redis.call('ZSCORE', POLLS, ticket) end -- raises for a key of another type
 -- include: lock_look
 local last_token = last and string.sub(last, 18)
@@ -32,7 +32,7 @@ if not holder then
     if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
     local fence = next_fence(token, ttl)
     hold(token, ttl)
-    notify_contended(token) -- by the tickets that were behind it in the queue
+    if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then notify_contended(token) end
     return tonumber(fence)
   end
   settled, holder, last = true, redis.call('GET', NAME), redis.call('GET', FENCE)

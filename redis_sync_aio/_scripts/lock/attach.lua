@@ -8,7 +8,7 @@
 --        holds the lock
 -- include: lock_keys
 -- include: lock_queue
--- include: lock_notify_sooner
+-- include: notify_sooner
 local token, ttl = ARGV[1], ARGV[2]
 local holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
 if holder ~= ARGV[3] and holder ~= token then

@@ -7,8 +7,8 @@
 -- COST   as lock/release.lua
 -- include: lock_keys
 -- include: lock_queue
--- include: lock_notify_contended
+-- include: notify_contended
 local holder = redis.call('GET', NAME)
 if settle('', heads()) ~= GRANTED then redis.call('DEL', NAME) end
-if holder then notify_contended(holder, true) end
+if holder then notify_contended(holder) end
 return holder and ReleaseReply.RELEASED or ReleaseReply.GONE

@@ -19,7 +19,7 @@ local weight, asked = ARGV[5] + 0, ARGV[6] + 0
 -- include: permit_fast_acquire
 -- include: publish
 -- include: permit_queue
--- include: permit_notify_contended
+-- include: notify_contended
 -- include: permit_expire
 -- include: permit_return
 local had, its_fence = permit(token)

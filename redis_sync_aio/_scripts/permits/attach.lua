@@ -6,7 +6,7 @@
 -- REPLAY A token that has the permit already gets OWN again, and the same time.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
--- include: permit_notify_sooner
+-- include: notify_sooner
 settle('')
 local token, ms, before = ARGV[1], ARGV[2] + 0, ARGV[3]
 if own ~= '' then before = token end
@@ -23,6 +23,7 @@ if before ~= token then
   redis.call('HDEL', STATE, '=' .. before)
   redis.call('HSET', STATE, field, weight .. ' ' .. its_fence)
 end
-if ended and ended > over then notify_sooner() end
+soonest = nil
+if ended and ended > over then notify_sooner(left() or 1) end
 save()
 return {Outcome.OWN, tonumber(its_fence), ms, now, weight}

@@ -8,7 +8,7 @@
 --        first, so the reply is the same.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_setup
--- include: permit_notify_sooner
+-- include: notify_sooner
 local waiting = settle('') ~= FREE
 local had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4] or 0), 0
 local held = had and had >= tonumber(ARGV[3])
@@ -20,7 +20,8 @@ if held then
   end
   keep(ms, true) -- first: PEXPIRE is allowed when out of memory, and then so is ZADD
   redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])
-  if ended and ended > now + ms * 1000 then notify_sooner() end
+  soonest = nil
+  if ended and ended > now + ms * 1000 then notify_sooner(left() or 1) end
   if reserved > 0 then redis.call('HSET', STATE, 'fence', string.format('%.0f', fence)) end
 end
 save()
