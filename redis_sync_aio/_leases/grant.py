@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from .._client.replies import Argument, Reply
     from .._core.observers import Observation
     from .acquisition import Request
-    from .deadlines import Unanswered
     from .hold import Acquiring
     from .hub import Hub
     from .identities import IdentityRequests
+    from .renewals import Unanswered
 
 # -- The tasks that acquire leases, by weak references: a forgotten lease keeps no task alive ------------------
 
@@ -91,27 +91,6 @@ class Cause(NamedTuple):
     stalled: float = 0.0
     time_is_up: bool = False
     claim: float = 0.0
-
-    def error(
-        self,
-        name: str,
-        fence: int,
-        held_before: float,
-        given_back: tuple[str, ...],
-        servers: tuple[int, int, int] | None,
-    ) -> LeaseLost:
-        """Return the error for what has this cause; ``held_before``: seconds that it was held before this grant."""
-        return LeaseLost(
-            name=name,
-            reason=self.reason,
-            fence=fence,
-            held_for=self.held_for + held_before,
-            stalled=self.stalled,
-            time_is_up=self.time_is_up,
-            claim=self.claim,
-            given_back=given_back,
-            servers=servers,
-        )
 
 
 def cause_of(lease: Grant, reason: LossReason) -> Cause:
@@ -518,8 +497,17 @@ class Grant:
         ``fence`` and ``since`` (local clock) are those of the whole; the other arguments are as for `LeaseLost`.
         """
         cause = self.cause or cause_of(self, self.reason or "expired")
-        held_before = 0.0 if since is None else self.since - since
-        return cause.error(self.name, self.fence if fence is None else fence, held_before, given_back, servers)
+        return LeaseLost(
+            name=self.name,
+            reason=cause.reason,
+            fence=self.fence if fence is None else fence,
+            held_for=cause.held_for + (0.0 if since is None else self.since - since),
+            stalled=cause.stalled,
+            time_is_up=cause.time_is_up,
+            claim=cause.claim,
+            given_back=given_back,
+            servers=servers,
+        )
 
     def _report_loss(self, tasks: int = 1) -> None:
         logs.lease_lost(self.lost_as(), self.observed(), tasks)

@@ -44,9 +44,9 @@ from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, UndoFailed
 
 if TYPE_CHECKING:
     from .._client.replies import Argument
-    from .._leases.deadlines import Sent
     from .._leases.grant import Grant
     from .._leases.manager import GrantManager
+    from .._leases.renewals import Sent
     from .._leases.resource import Resource
 
 MAX_BYTES = 65_536

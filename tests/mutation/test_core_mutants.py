@@ -12,7 +12,6 @@ import pytest
 
 from redis_sync_aio._leases import manager as releases
 from redis_sync_aio._leases.acquisition import Acquisition
-from redis_sync_aio._leases.deadlines import Deadlines
 from redis_sync_aio._leases.hold import Acquiring, CancelOnLoss
 from redis_sync_aio._leases.hub import LinkEvents
 from redis_sync_aio._leases.identities import IdentityRequests
@@ -102,9 +101,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lost lease lets the body run": Mutant(Acquiring, "__aenter__", "grant.hold = ref(self)"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
-    "a refusal cuts a lease": Mutant(Deadlines, "settle", "self._last_for(lease, unanswered.span())"),
+    "a refusal cuts a lease": Mutant(Renewals, "settle", "self._last_for(lease, unanswered.span())"),
     "a refusal restores what another renewal may have cut": Mutant(
-        Deadlines,
+        Renewals,
         "settle",
         "unanswered.sent.remove(sent)",
         "unanswered.answered(sent, False, True)",

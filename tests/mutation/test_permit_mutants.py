@@ -129,7 +129,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a shorter permit is told to nobody": Mutant("if ended and ended > now + ms * 1000 then", "if false then"),
     "a longer permit is told": Mutant("if ended and ended > now + ms * 1000 then", "if true then"),
     "the end of a shorter permit is not looked up": Mutant("soonest = nil\nif ended", "if ended"),
-    "a dead waiter keeps a shorter permit from the next": Mutant("ms, true) ~= 0 then return end", "ms) then return end"),
+    "a dead waiter keeps a shorter permit from the next": Mutant("ms, true) ~= 0 then return", "ms) then return"),
     "nobody is told that a ticket is new (short way)": Mutant("return {2, new, math", "return {2, 0, math"),
     "nobody is told that a ticket is new": Mutant("back and 1 or new", "back and 1 or 0"),
     "the fence is only the clock": Mutant("math.max(fence + 1, now)", "now"),
