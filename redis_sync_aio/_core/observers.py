@@ -13,8 +13,6 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 from weakref import ReferenceType, ref
 
-import anyio
-
 from ..errors import AcquireTimeout, WaitTimeout
 from .attached import Attached
 from .clock import now
@@ -42,7 +40,6 @@ _next_request = itertools.count(1).__next__
 class ObservedGrant(Protocol):
     """A grant, as its observation knows it."""
 
-    ended: anyio.Event | Observation | None
     observation: Observation | None
 
     @property
@@ -67,12 +64,12 @@ G = TypeVar("G", bound=ObservedGrant)
 
 
 class Observation:
-    """The observation of one request. It is the `Ended` of the grant, which it does not keep alive.
+    """The observation of one request. The grant keeps it; it does not keep the grant alive.
 
     Invariant: of `withdrawn`, and the end of the grant, one has an effect, once.
     """
 
-    __slots__ = ("__weakref__", "_attached", "_event", "_facts", "_grant", "_observers", "_since", "request", "waits")
+    __slots__ = ("__weakref__", "_attached", "_facts", "_grant", "_observers", "_since", "request", "waits")
 
     def __init__(self, observers: Observers, kind: str, name: str, pattern: str, label: str) -> None:
         self.request: int = _next_request()
@@ -82,7 +79,6 @@ class Observation:
         self._attached = observers.attached
         self._facts = kind, name, pattern or observers.pattern(name), observers.server, label
         self._grant: ReferenceType[ObservedGrant] | None = None
-        self._event: anyio.Event | Observation | None = None
         self._since = now()
         self._tell(Requested, self._since)
 
@@ -113,13 +109,13 @@ class Observation:
         waited, self._since = time - self._since, time
         contended = grant.queued or (handed_over and self.waits)
         self._grant = ref(grant, self._collected)
-        self._event, grant.ended, grant.observation = grant.ended, self, self
+        grant.observation = self
         self._observers.open[self.request] = self
         if handed_over:
             self._tell(HandedOver, time)
         self._tell(Granted, time, waited=waited, contended=contended, fence=grant.fence, token=grant.token)
         if grant.over:  # it ended after it had arrived, and before its task ran
-            self._end_of(grant)
+            self.ended(grant)
 
     def renewed_late(self, lateness: float, left: float) -> None:
         """Tell that a renewal of the lease was sent late, unless its end was reported before."""
@@ -128,20 +124,8 @@ class Observation:
 
     # -- the end of the grant --------------------------------------------------------------------------
 
-    def set(self) -> None:
-        """Tell that the grant has ended, the first time."""
-        grant = None if self._grant is None else self._grant()
-        if grant is not None:
-            self._end_of(grant)
-        if self._event is not None:
-            self._event.set()
-
-    async def wait(self) -> None:
-        """Wait until the grant has ended."""
-        self._event = self._event or anyio.Event()
-        await self._event.wait()
-
-    def _end_of(self, grant: ObservedGrant) -> None:
+    def ended(self, grant: ObservedGrant) -> None:
+        """Tell that ``grant`` has ended, the first time."""
         self.end(grant.reason, time_is_up=grant.time_is_up)
 
     def end(self, reason: LostReason | None, *, time_is_up: bool = False) -> None:

@@ -483,11 +483,6 @@ class Cohorts:
             for grant in list(cohort.grants):
                 cohort.part_with(grant)
 
-    def stop(self) -> None:
-        """Check before each hand-over whether it is still allowed (`Cohort.thread`)."""
-        for cohort in self.all.values():
-            cohort.thread = 0
-
     def give_up(self, error: Exception) -> None:
         """End all waits with ``error``."""
         for cohort in self.all.values():

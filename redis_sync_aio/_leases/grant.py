@@ -204,8 +204,8 @@ class Grant:
     """Whether another task of this process had what it stands for, and no command was sent for it."""
     observation: Observation | None = None
     """The observation of its request, if there is one."""
-    ended: anyio.Event | Observation | None = None
-    """Set when it has ended; exists once a task waits for that, or its request is observed."""
+    ended: anyio.Event | None = None
+    """Set when it has ended; exists once a task waits for that."""
 
     def __init__(
         self,
@@ -471,9 +471,11 @@ class Grant:
             self._notify_lost()
 
     def notify_ended(self) -> None:
-        """Wake all tasks that wait for its end."""
+        """Wake all tasks that wait for its end, and report it to observers."""
         if self.ended is not None:
             self.ended.set()
+        if self.observation is not None:
+            self.observation.ended(self)
 
     def _notify_lost(self) -> None:
         self.notify_ended()

@@ -250,7 +250,7 @@ class Closing:
         if self._task is None or self._task.cancelled():  # `asyncio.run` cancels all tasks at its end
             hub = self.hub
             hub.why_closed = hub.why_closed or "it was closed"
-            hub.stop_sharing()
+            hub.hands_on = False
             begun.difference_update([one for one in list(begun) if one.hub.loop.is_closed()])  # cut off in the middle
             begun.add(self)
             # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
@@ -287,7 +287,7 @@ class Closing:
         if hold_back:
             hub.held_back = partial(self._held_back, over)
         try:
-            hub.stop_sharing()
+            hub.hands_on = False
             why = "the coordinator is being closed"
             hub.manager.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
             await hub.manager.slices.done()
@@ -364,7 +364,7 @@ class Closing:
     def _stop_at_once(self) -> None:
         begun.discard(self)
         self._unclosed.forget()
-        self.hub.stop_sharing()
+        self.hub.hands_on = False
         self.hub.manager.stop()
         self._witness.leave()
 
@@ -446,6 +446,8 @@ class Hub:
         self._thread = get_ident()
         self.forked: bool = False
         """Whether this is a child of the process that made it."""
+        self.hands_on: bool = True
+        """True while tasks may hand grants to each other: until it drains, or ends."""
         self.asking: int = 0  # commands that `ask` waits for
         self.next_number: Callable[[], int] = itertools.count(1).__next__
         """Return a number for the next acquisition."""
@@ -657,12 +659,6 @@ class Hub:
             resource.drop(lease)
             if lease.reason in ("expired", "taken"):
                 resource.look_now()
-
-    def stop_sharing(self) -> None:
-        """Check before each hand-over inside the process whether it is still allowed."""
-        for resource in self.resources.values():
-            if resource.sharing is not None:
-                resource.sharing.stop()
 
     def give_back_resting(self) -> bool:
         """Give back what is held and no task has; return whether there was anything."""

@@ -321,13 +321,13 @@ class TaskGrant(Grant):
         On cancellation the release goes on in the background: it is never torn in half.
         """
         manager, held = self.manager, self.state is HELD and self.process_grant.sound
-        if held and manager.thread == get_ident() and manager.loop.is_running():
+        if held and manager.hub.hands_on and manager.thread == get_ident() and manager.loop.is_running():
             if self.body is not None:
                 self.end_body()
             if manager.passed_on(self):
                 self.state = RELEASED
-                if self.ended is not None:
-                    self.ended.set()
+                if self.ended is not None or self.observation is not None:
+                    self.notify_ended()
                 return
         await super().release()
 
@@ -379,8 +379,6 @@ class Holdings(ABC):
         self.resource = resource
         self.hub: Hub = hub
         self.loop: asyncio.AbstractEventLoop = hub.loop
-        self.thread: int = get_ident()
-        """The thread in which grants are handed on while the loop runs there; 0 when that has ended for good."""
         self.listed: bool = False
         """Whether the parts are indexed by the task that acquired them."""
         self.line: deque[Waiting] = deque()
@@ -391,6 +389,8 @@ class Holdings(ABC):
         self._weight = request.weight
         self._alone = not request.weight or request.limit == WRITER_WEIGHT
         """Whether a grant excludes others: those of readers exclude writers."""
+        self.thread: int = get_ident()
+        """The thread of the event loop."""
         self.limit: int = request.limit
         """The limit in its tickets; 0 for the limit that the server knows."""
         self._counts = self.limit != 0 or not self._weight
@@ -582,7 +582,7 @@ class Holdings(ABC):
         """End ``lease``, with a command unless another task gets the grant."""
         assert isinstance(lease, TaskGrant)
         grant = lease.process_grant
-        if self.thread and self.passed_on(lease):
+        if self.hub.hands_on and self.passed_on(lease):
             lease.release_ended(None)
             return
         grant.shares.remove(lease)

@@ -244,7 +244,8 @@ class Primitive(LeaseContext[L]):
             and request is self._default
             and cohort.grants
             and cohort.thread == get_ident()
-            and cohort.hub.observers is None
+            and (hub := cohort.hub).observers is None
+            and hub.hands_on
             and (task := current_task(cohort.loop)) is not None
             and (answer := cohort.enter(self._default, task)) is not None
         ):
