@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 import anyio
 
@@ -23,7 +23,7 @@ from ._client.cluster import Cluster, servers_of
 from ._client.settings import Client, RedisClient, address_of, encode, response_timeout_of
 from ._core.arguments import Name, count, require_bool
 from ._core.display import shown as text_shown
-from ._core.keys import KEY_ENDINGS, Keys, PermitKind, check_slot, checked_prefix, keys_around, lock_keys, permit_keys
+from ._core.keys import BY_ENDING, KEY_ENDINGS, Keys, check_slot, checked_prefix, keys_around, lock_keys, permit_keys
 from ._engine.watch_dialogue import microseconds
 from ._inspection.reading import TRANSIENT, listening_in, reading_of
 from ._inspection.views import HolderView, MarkView, NameView, Problem, WaiterView, check, compiled, exact
@@ -136,7 +136,7 @@ def _sorted(found: list[NameView]) -> tuple[NameView, ...]:
 
 
 async def _named(name: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:
-    yield [lock_keys(name, prefix), *(permit_keys(name, kind, prefix) for kind in get_args(PermitKind))]
+    yield [lock_keys(name, prefix), *(permit_keys(name, kind, prefix) for kind in BY_ENDING)]
 
 
 async def _searched(server: _Server, pattern: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:

@@ -31,7 +31,7 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from .arguments import require_text
 from .display import shown, text
@@ -78,18 +78,56 @@ MAX_LABEL_BYTES = 512
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 """The way in which the server decides: by Lua scripts, with WATCH, or by scripts where they are allowed."""
-Family: TypeAlias = Literal["lock", "robust", "permits", "barrier", "gate", "mark"]
-PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch", "barrier"]
+Family: TypeAlias = Literal["lock", "robust", "permits", "gate", "mark"]
 SlotState: TypeAlias = Literal["done", "running", "failed"]
 """The state of a slot of a job: its run has ended, is running, or was cancelled, killed, or raised."""
-CLOSED = {
-    "event": "nobody has set it",
-    "latch": "it was not counted down to 0",
-    "barrier": "not all of its parties have come",
-}
-"""The reason that a name lets no waiter pass yet, by its kind."""
-NEVER_HELD = frozenset(CLOSED)
-"""The kinds that let waiters pass, so that nobody holds them."""
+
+
+# -- The kinds of names: all else derives from these rows --------------------------------------------------------
+
+
+Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write", "event", "latch", "barrier"]
+"""The kind of a name, as its keys on the server show."""
+Ending: TypeAlias = Literal["", "sem", "rw", "event", "latch", "barrier"]
+"""The end of the keys of a name that consists of permits, by its kind; empty: the name is a lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameKind:
+    """A kind of names: its words, the end of its keys, and its scripts."""
+
+    name: Kind
+    title: str
+    """The kind in a sentence, with its article."""
+    acquire: str
+    release: str
+    renew: str
+    ending: Ending = ""
+    closed: str = ""
+    """The reason that a gate lets no waiter pass yet; empty: the name is held, and no gate."""
+    watch: bool = False
+    """True if it works without scripts, with WATCH."""
+
+
+_LOCK_SCRIPTS = "lock/acquire", "lock/release", "lock/renew"
+_PERMIT_SCRIPTS = "permits/acquire", "permits/release", "permits/renew"
+LOCK = NameKind("lock", "a lock", *_LOCK_SCRIPTS, watch=True)
+ROBUST = NameKind("robust", "a robust lock", *_LOCK_SCRIPTS, watch=True)
+SEMAPHORE = NameKind("semaphore", "a semaphore", *_PERMIT_SCRIPTS, "sem", watch=True)
+READ_WRITE = NameKind("read_write", "a read/write lock", *_PERMIT_SCRIPTS, "rw")
+EVENT = NameKind("event", "an event", *_PERMIT_SCRIPTS, "event", "nobody has set it")
+LATCH = NameKind("latch", "a latch", *_PERMIT_SCRIPTS, "latch", "it was not counted down to 0")
+BARRIER = NameKind(
+    *("barrier", "a barrier", "barrier/join", "permits/release", "permits/renew"),
+    ending="barrier",
+    closed="not all of its parties have come",
+)
+KINDS: dict[str, NameKind] = {it.name: it for it in (LOCK, ROBUST, SEMAPHORE, READ_WRITE, EVENT, LATCH, BARRIER)}
+"""Each kind of names, by its name."""
+BY_ENDING: dict[str, NameKind] = {it.ending: it for it in KINDS.values() if it.ending}
+"""The kinds that consist of permits, by the end of their keys."""
+NEVER_HELD = frozenset(it.name for it in KINDS.values() if it.closed)
+"""The names of the kinds that let waiters pass, so that nobody holds them."""
 
 
 class Endpoint(NamedTuple):
@@ -227,12 +265,14 @@ class Keys:
     """Cache of the sender: packed beginnings of commands on these keys, which end with them."""
     engine: Engine = "auto"
     """The engine that executes decisions about them."""
+    kind: NameKind = LOCK
+    """The kind of the name; of a gate or a mark, that of its lock."""
     id: bytes = field(init=False, repr=False, compare=False)
     """The identifier of these keys in this process."""
 
     def __post_init__(self) -> None:
-        kind = f"{self.engine} {self.family} "  # neither has a space, so no key can look like another's id
-        object.__setattr__(self, "id", kind.encode() + self.all[0])
+        apart = f"{self.engine} {self.family} "  # neither has a space, so no key can look like another's id
+        object.__setattr__(self, "id", apart.encode() + self.all[0])
 
     def all_ids(self) -> list[bytes]:
         """Return the identifiers of all keys that stand for the same at the server, by any engine."""
@@ -304,18 +344,6 @@ class PermitKeys(Keys):
     __slots__ = ()
     family: ClassVar[Family] = "permits"
 
-    @property
-    def kind(self) -> PermitKind:
-        """The kind of primitive that they belong to."""
-        return cast("PermitKind", self.all[0].rpartition(b":")[2].decode())
-
-
-class BarrierKeys(PermitKeys):
-    """The keys of a barrier."""
-
-    __slots__ = ()
-    family: ClassVar[Family] = "barrier"
-
 
 def hash_tag(key: bytes) -> bytes:
     """Return the part of ``key`` that Redis Cluster hashes (the specification's rule)."""
@@ -371,7 +399,7 @@ def joined_keys(keys: Sequence[Keys]) -> LockKeys | None:
 def robust_keys(name: bytes, prefix: bytes = b"") -> RobustKeys:
     """Return the keys of the robust lock called ``name``; raises as `lock_keys`."""
     keys = lock_keys(name, prefix)
-    return RobustKeys(name, (*keys.all, record_key(keys)))
+    return RobustKeys(name, (*keys.all, record_key(keys)), kind=ROBUST)
 
 
 def record_key(keys: LockKeys) -> bytes:
@@ -384,11 +412,10 @@ def gate_keys(name: bytes, prefix: bytes = b"") -> GateKeys:
     return GateKeys(name, (_stem(qualified(name, prefix)) + b":gate",))
 
 
-def permit_keys(name: bytes, kind: PermitKind, prefix: bytes = b"") -> PermitKeys:
+def permit_keys(name: bytes, ending: str, prefix: bytes = b"") -> PermitKeys:
     """Return the keys of the semaphore ("sem"), read/write lock ("rw") … called ``name``; raises as `lock_keys`."""
-    stem = _stem(qualified(name, prefix)) + b":" + kind.encode()
-    made = BarrierKeys if kind == "barrier" else PermitKeys
-    return made(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
+    stem = _stem(qualified(name, prefix)) + b":" + ending.encode()
+    return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"), kind=BY_ENDING[ending])
 
 
 def turn_key(key: bytes) -> bytes:
@@ -414,10 +441,11 @@ def mark_keys(keys: Keys) -> MarkKeys:
     return MarkKeys(keys.name, (keys.all[0], mark_key(keys)), engine=keys.engine)
 
 
+_OF_LOCKS = "queue", "fence", "polls", "record", "mark"
 _LEFT_BEHIND = re.compile(
-    rb"(.+?):(?:(sem|rw|event|latch|barrier)(?::(?:state|queue|polls))?|queue|fence|polls|record|mark)", re.DOTALL
+    rf"(.+?):(?:({'|'.join(BY_ENDING)})(?::(?:state|queue|polls))?|{'|'.join(_OF_LOCKS)})".encode(), re.DOTALL
 )
-KEY_ENDINGS = b"[}:]:[beflmpqrs]*"
+KEY_ENDINGS = f"[}}:]:[{''.join(sorted({it[0] for it in (*BY_ENDING, *_OF_LOCKS, 'state')}))}]*".encode()
 """A pattern of SCAN for the ends of all keys but NAME."""
 
 
@@ -429,19 +457,17 @@ def keys_around(key: bytes, prefix: bytes = b"") -> Keys | None:
     """
     if (found := _LEFT_BEHIND.fullmatch(key)) is None:
         return None
-    stem, kind = found[1], found[2]
+    stem, ending = found[1], found[2]
     full = _without_stem(stem)
     if not full.startswith(prefix):
         return None
     name = _without_stem(full.removeprefix(prefix)) if prefix else full
     try:
-        keys: Keys = (
-            lock_keys(name, prefix) if kind is None else permit_keys(name, cast("PermitKind", kind.decode()), prefix)
-        )
+        keys: Keys = lock_keys(name, prefix) if ending is None else permit_keys(name, ending.decode(), prefix)
     except ValueError:
         return None
     # Checked: `a` and `{a}` have other keys, and a name may look like a key.
-    beside = kind is None and keys.all[1] == stem + b":queue"
+    beside = ending is None and keys.all[1] == stem + b":queue"
     return keys if key in keys.all or (beside and key in (stem + b":record", stem + b":mark")) else None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from .._client.replies import Argument, Reply, Words, pack
-from .._core.keys import Family, Keys, LockKeys, MarkKeys, PermitKeys
+from .._core.keys import Keys, LockKeys, MarkKeys, PermitKeys
 from .._scripts import load
 from .._scripts.constants import CONTENDED, FREE_MS, Outcome, Renewed
 from .._transport.call import Call
@@ -101,23 +101,6 @@ class Delivery:
     done: Callable[[Call], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Scripts:
-    """The names of the scripts of one family of names."""
-
-    acquire: str
-    release: str
-    renew: str
-
-
-_SCRIPTS: dict[Family, Scripts] = {
-    "lock": Scripts("lock/acquire", "lock/release", "lock/renew"),
-    "robust": Scripts("lock/acquire", "lock/release", "lock/renew"),
-    "permits": Scripts("permits/acquire", "permits/release", "permits/renew"),
-    "barrier": Scripts("barrier/join", "permits/release", "permits/renew"),
-}
-
-
 class Commands:
     """Builds the calls. Each method sends one script and returns its call immediately."""
 
@@ -145,7 +128,7 @@ class Commands:
         ``more``: weight, limit and perhaps whose limit for permits; for locks 1 if the token may be used again.
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
-        call = Call(keys, load(_SCRIPTS[keys.family].acquire), words, delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load(keys.kind.acquire), words, delivery.sent, delivery.expires, delivery.done)
         self.executor.send(call)
         return call
 
@@ -193,7 +176,7 @@ class Commands:
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if release_args or keys.release_args:
             words += release_args or keys.release_args
-        call = Call(keys, load(_SCRIPTS[keys.family].release), words, delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load(keys.kind.release), words, delivery.sent, delivery.expires, delivery.done)
         call.context = about
         call.undoes = pending or undoes or ticket != b""
         self.executor.send(call)
@@ -217,7 +200,7 @@ class Commands:
         """
         size: tuple[Argument, ...] = (weight,) if isinstance(keys, PermitKeys) else ()
         words: tuple[Argument, ...] = (token, ttl_ms, *size, *more)
-        call = Call(keys, load(_SCRIPTS[keys.family].renew), words, delivery.sent, delivery.expires, delivery.done)
+        call = Call(keys, load(keys.kind.renew), words, delivery.sent, delivery.expires, delivery.done)
         call.refused = refused
         self.executor.send(call)
         return call

@@ -33,7 +33,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .._client.replies import ReplyError, Words
-from .._core.keys import PermitKeys
 from .._transport.call import Call
 from .._transport.executor import NOWHERE, Dialogue, LocalInbox
 from . import watch_lock as lock
@@ -54,15 +53,13 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "permits/resize": permits.resize,
 }
 """By the name of the script that decides the same."""
-_BY_SCRIPTS = {"rw": "a read/write lock", "event": "an event", "latch": "a latch", "barrier": "a barrier"}
-"""Primitives that work by scripts only, by the kind of their keys."""
 
 
 def converse(call: Call, inbox: LocalInbox = NOWHERE) -> Dialogue:
     """Return one attempt at ``call``: it ends with the reply, with CONFLICT, or with the server's error."""
     keys, script, what = call.keys, call.script.name, ""
-    if isinstance(keys, PermitKeys) and script != "link/read":  # anything may be looked at
-        what = _BY_SCRIPTS.get(keys.kind, "")
+    if not keys.kind.watch and script != "link/read":  # anything may be looked at
+        what = keys.kind.title
     decide = DECISIONS.get(script)
     if decide is None or what:
         return _refuse(what or script.rpartition("/")[2] + "()")

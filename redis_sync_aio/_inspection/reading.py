@@ -17,12 +17,11 @@ from .._client.replies import Replies, Reply, ReplyError, Words, error_code, ref
 from .._core.display import not_a_lock, release_command, text
 from .._core.keys import (
     BEGINNING,
-    NEVER_HELD,
     Keys,
+    Kind,
     LockKeys,
     Maker,
     PermitKeys,
-    PermitKind,
     SlotState,
     is_done,
     is_forgotten,
@@ -38,7 +37,7 @@ from .._scripts.constants import FREE_MS, PAUSED_LIMIT, POLLERS_TICKET, WRITER_W
 from .._transport.call import not_understood
 from ..errors import SyncError
 from ..errors._base import page
-from .views import Access, HolderView, Kind, MarkView, NameView, Problem, ProblemCode, WaiterView
+from .views import Access, HolderView, MarkView, NameView, Problem, ProblemCode, WaiterView
 
 TOMBSTONES = 16
 """Number of permits that are read beyond those shown."""
@@ -46,22 +45,6 @@ TOMBSTONES = 16
 HOLDERS, LEFT, FENCE, STATE = "who holds it", "the time left of its lease", "its fence", "its limit and fences"
 QUEUE, ALIVE, MARK = "its queue", "which of its waiters are alive", "the mark of its job"
 """The facts that a server may refuse to show, in words."""
-
-KINDS: dict[PermitKind, Kind] = {
-    "sem": "semaphore",
-    "rw": "read_write",
-    "event": "event",
-    "latch": "latch",
-    "barrier": "barrier",
-}
-
-
-def kind_of(keys: Keys) -> Kind:
-    """Return the kind of a name, as far as its keys tell."""
-    if isinstance(keys, PermitKeys):
-        return KINDS[keys.kind]
-    return "robust" if keys.family == "robust" else "lock"
-
 
 # -- Problems of a name -----------------------------------------------------------------------------------------
 
@@ -387,7 +370,7 @@ class LockReading(Reading):
 
     def __init__(self, keys: LockKeys, shown: int) -> None:
         super().__init__(keys, shown)
-        self.kind = kind_of(keys)
+        self.kind: Kind = keys.kind.name
         self._fence_key = keys.fence
         self._key, self._record, self._mark = keys.all[0], record_key(keys), mark_key(keys)
         self.keys = replace(keys, all=(*keys.all[:4], self._record, self._mark), heads={})
@@ -487,8 +470,8 @@ class PermitReading(Reading):
         super().__init__(keys, shown)
         self._most = shown + more
         self._permits, self._state = keys.all[:2]
-        self.kind = kind_of(keys)
-        self._gate = self.kind in NEVER_HELD
+        self.kind: Kind = keys.kind.name
+        self._gate = bool(keys.kind.closed)
         self._limit = self._used = 0
         self._all_shown = True
         self._live: list[tuple[bytes, float]] = []  # the first ones, and until when

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .._core.display import shown, text
-from .._core.keys import SlotState
-
-Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write", "event", "latch", "barrier"]
-"""The kind of a name, as its keys on the server show."""
+from .._core.keys import Kind, SlotState
 
 Access: TypeAlias = Literal["read", "write"]
 """The side of a read/write lock."""

@@ -23,7 +23,7 @@ from .._client.replies import Argument
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike
-from .._core.keys import Keys
+from .._core.keys import BARRIER, Keys
 from .._engine.commands import Answer, Delivery, Pushed, plain_grant, read_acquire
 from .._engine.snapshot import ticket_member
 from .._scripts.constants import ASK_AGAIN, SHARING_MARK, WRITER_WEIGHT, Outcome
@@ -236,7 +236,7 @@ class Acquisition:
     def _last_words(self) -> tuple[Argument, ...]:
         """Return the last arguments of the request."""
         request = self._request
-        if self._place and self._resource.keys.family != "barrier":  # whose parties all pass together
+        if self._place and self._resource.keys.kind is not BARRIER:  # whose parties all pass together
             return request.again(self._place)
         return request.more if self._queued else request.first
 

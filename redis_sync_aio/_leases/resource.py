@@ -16,7 +16,7 @@ from weakref import ref
 from .._client.replies import Argument
 from .._core.clock import now
 from .._core.display import text
-from .._core.keys import NEVER_HELD, Endpoint, Keys, PermitKeys
+from .._core.keys import Endpoint, Keys, PermitKeys
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import CoordinatorClosed
@@ -134,8 +134,8 @@ class Resource:
         If others hold it, and ``name_holders``, they are asked for before that: see `Waits.ask_holders`.
         """
         waits, keys = self.waits, self.keys
-        never_held = isinstance(keys, PermitKeys) and keys.kind in NEVER_HELD
-        if name_holders and waits is not None and not (never_held or self.leases or self.hub.connection_error_of(keys)):
+        unknown = not (keys.kind.closed or self.leases or self.hub.connection_error_of(keys))
+        if name_holders and waits is not None and unknown:
             then = partial(waits.ask_holders, then)
         self._healing.look_last(then)
 

@@ -10,8 +10,8 @@ from typing import Any
 from .._client.settings import address_of
 from .._core.clock import now
 from .._core.display import text
-from .._core.keys import Maker, PermitKeys, label_of
-from .._inspection.reading import access, holder, kind_of
+from .._core.keys import READ_WRITE, Maker, label_of
+from .._inspection.reading import access, holder
 from .._inspection.views import HolderView, NameView, WaiterView
 from .._scripts.constants import WRITER_WEIGHT
 from .grant import Grant
@@ -31,14 +31,14 @@ def statistics_of(hub: Hub) -> tuple[NameView, ...]:
 
 
 def _view(hub: Hub, resource: Resource, tasks: dict[Any, str]) -> NameView:
-    permits = WRITER_WEIGHT if isinstance(resource.keys, PermitKeys) and resource.keys.kind == "rw" else 0
+    permits = WRITER_WEIGHT if resource.keys.kind is READ_WRITE else 0
     maker = Maker.of(b"%b0" % resource.endpoint.token_prefix)
     assert maker is not None
     holders = tuple(_holder(grant, maker, permits) for grant in resource.held())
     waiters = tuple(_waiters(resource, maker, permits, tasks))
     return NameView(
         name=resource.name,
-        kind=kind_of(resource.keys),
+        kind=resource.keys.kind.name,
         server=address_of(hub.client),
         holders=holders,
         waiters=waiters,

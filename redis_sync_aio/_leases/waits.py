@@ -19,7 +19,7 @@ from weakref import ReferenceType, ref
 from .._core import logs
 from .._core.clock import EARLY, now
 from .._core.display import shown, text
-from .._core.keys import CLOSED, PermitKeys
+from .._core.keys import KINDS, READ_WRITE, PermitKeys
 from .._engine.commands import Delivery
 from .._scripts.constants import WRITER_WEIGHT, Look, stated_limit
 from .._transport.call import Call
@@ -126,7 +126,7 @@ class Waits:
         Whether it is the same is for the server to say: it has the token of that lease.
         """
         keys = self._resource.keys
-        if isinstance(keys, PermitKeys) and keys.kind != "rw":
+        if isinstance(keys, PermitKeys) and keys.kind is not READ_WRITE:
             return  # the limit of a semaphore may grow
         bodies = [(it, task) for it in self._resource.hub.held_elsewhere(self._resource) for task in it.bodies()]
         if not bodies:
@@ -184,7 +184,7 @@ class Waits:
         itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
         waiting, holder = len(waiters), "its holder is not known, as Redis did not answer"
         if view is not None:
-            waiting, holder = max(waiting, view.waiting), CLOSED.get(view.kind) or _holders(view)
+            waiting, holder = max(waiting, view.waiting), KINDS[view.kind].closed or _holders(view)
         if resource.leases:
             names = ", ".join(sorted({task.get_name() for task in holding})[:LISTED]) or "no living task"
             holder += f"; of this process: {names}"
@@ -238,7 +238,7 @@ def timeout_error(
 
     ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
     """
-    if isinstance(resource.keys, PermitKeys) and (closed := CLOSED.get(resource.keys.kind)):
+    if closed := resource.keys.kind.closed:
         return WaitTimeout(name=resource.name, within=within, answered=answered, closed=closed)
     own = sum(lease.weight for lease in resource.leases)
     held_by, paused = ("", False) if resource.waits is None else (resource.waits.held_by, resource.waits.paused)

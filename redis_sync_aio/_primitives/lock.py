@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, 
 
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, is_async, one_of, timeout_seconds, ttl_ms
-from .._core.keys import Engine, lock_keys, robust_keys
+from .._core.keys import ROBUST, Engine, lock_keys, robust_keys
 from .._core.name_templates import check_template, names_from, without_fields
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.acquisition import Request
@@ -385,7 +385,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
         on_lost: OnLost = "cancel",
         engine: Engine = "auto",
     ) -> None:
-        by_scripts(engine, "a robust lock")
+        by_scripts(engine, ROBUST.title)
         super().__init__(
             client,
             name,

@@ -14,7 +14,7 @@ from typing import Literal, NoReturn
 
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, count, permits, ttl_ms
-from .._core.keys import CLOSED, Engine, PermitKind, permit_keys
+from .._core.keys import BARRIER, EVENT, LATCH, Engine, NameKind, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer
 from .._leases.grant import Grant
@@ -27,7 +27,6 @@ from .base import Face, LeaseOptions, PermitPrimitive, by_scripts
 __all__ = ["AsyncBarrier", "AsyncCountDownLatch", "AsyncEvent"]
 
 A_DAY = 86_400.0
-WHAT = {"event": "an event", "latch": "a latch", "barrier": "a barrier"}
 REMEMBERED = 60.0
 """Seconds for which the server remembers whom it let in: a waiter whose connection was cut asks within that time."""
 
@@ -48,20 +47,21 @@ class Gate(PermitPrimitive[BaseLease]):
         self,
         client: Client | CoordinatorLike,
         name: Name,
-        kind: PermitKind,
+        kind: NameKind,
         whole: int,
         engine: Engine,
         max_waiting: int | None = None,
     ) -> None:
         """Make it; ``whole``: how many counts, or parties, it takes to open it."""
-        by_scripts(engine, WHAT[kind])
-        self._kind = kind
+        by_scripts(engine, kind.title)
+        self._kind = kind.name
+        self._closed = kind.closed
         self.whole = whole
         self._limit = -whole
         options = LeaseOptions(
             REMEMBERED, auto_renew=False, max_hold=None, on_lost="event", engine=engine, max_waiting=max_waiting
         )
-        super().__init__(client, name, lambda wire, prefix: permit_keys(wire, kind, prefix), options)
+        super().__init__(client, name, lambda wire, prefix: permit_keys(wire, kind.ending, prefix), options)
 
     async def wait(self, timeout: Seconds | None) -> int:
         """Wait until this waiter is let in; return the fence of its permit."""
@@ -72,7 +72,7 @@ class Gate(PermitPrimitive[BaseLease]):
         return grant.fence
 
     def _taken(self, request: object, data: str | None) -> NoReturn:
-        raise WaitTimeout(name=self.name, within=0, closed=CLOSED[self._kind])
+        raise WaitTimeout(name=self.name, within=0, closed=self._closed)
 
     def token(self) -> tuple[bytes, int]:
         """Return a token for one command, and for how many ms the server has to remember it: copies come until then."""
@@ -150,7 +150,7 @@ class AsyncEvent(Face[Gate]):
         engine: Engine = "auto",
     ) -> None:
         self._keep_ms = TEN_YEARS_MS if keep is None else ttl_ms(keep, "keep")
-        self._on = Gate(client, name, "event", 1, engine)
+        self._on = Gate(client, name, EVENT, 1, engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> Literal[True]:
         """Wait until the event is set, and return True. Return immediately if it is set already.
@@ -258,7 +258,7 @@ class AsyncCountDownLatch(Face[Gate]):
         engine: Engine = "auto",
     ) -> None:
         self._keep_ms = ttl_ms(keep, "keep")
-        self._on = Gate(client, name, "latch", permits(count, "count"), engine)
+        self._on = Gate(client, name, LATCH, permits(count, "count"), engine)
 
     async def wait(self, *, timeout: Seconds | None = None) -> None:
         """Wait until the count is 0.
@@ -334,7 +334,7 @@ class _Parties(Gate):
         self.ttl = ttl_ms(ttl)
         self._whose_limit = b"%d" % self.ttl  # see barrier/join.lua
         # With a limit of the queue, a request says whether it has a place yet. The limit itself is not looked at.
-        super().__init__(client, name, "barrier", parties, engine, max_waiting=parties)
+        super().__init__(client, name, BARRIER, parties, engine, max_waiting=parties)
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
         return functools.partial(_refused, name=self.name, parties=self.whole)

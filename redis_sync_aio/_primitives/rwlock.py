@@ -5,7 +5,7 @@ from __future__ import annotations
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds
 from .._core.display import text
-from .._core.keys import Engine, PermitKeys, permit_keys
+from .._core.keys import READ_WRITE, Engine, PermitKeys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.acquisition import Request
 from .._leases.grant import Grant
@@ -56,7 +56,7 @@ class Side(PermitPrimitive[L]):
 
 
 def _keys_of_both(name: bytes, prefix: bytes) -> PermitKeys:
-    return permit_keys(name, "rw", prefix)
+    return permit_keys(name, READ_WRITE.ending, prefix)
 
 
 class ReadSide(Side[GuardingLease]):
@@ -193,7 +193,7 @@ class AsyncReadWriteLock(Face[ReadSide]):
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out forever")
-        by_scripts(engine, "a read/write lock")
+        by_scripts(engine, READ_WRITE.title)
         options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting)
         self._on = ReadSide(client, name, _keys_of_both, options)
         self._write = WriteSide(client, name, _keys_of_both, options)

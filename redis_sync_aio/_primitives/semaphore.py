@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from .._client.settings import Client
 from .._core.arguments import Name, Seconds, one_of, permit_limit, permits
-from .._core.keys import Engine, permit_keys
+from .._core.keys import SEMAPHORE, Engine, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer, Commands, Delivery
 from .._leases.hold import Acquiring, OnLost
@@ -142,7 +142,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         super().__init__(
             client,
             name,
-            lambda wire, prefix: permit_keys(wire, "sem", prefix),
+            lambda wire, prefix: permit_keys(wire, SEMAPHORE.ending, prefix),
             LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting),
         )
 

@@ -16,7 +16,7 @@ from .._core import logs
 from .._core.backoff import Backoff
 from .._core.clock import now
 from .._core.display import text
-from .._core.keys import NEVER_HELD, Keys, PermitKeys
+from .._core.keys import Keys
 from .._scripts import Script
 from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 from ..errors._base import copy_error
@@ -197,16 +197,13 @@ def unanswered(
 
 def _asked(keys: Keys, script: str) -> str:
     """Return what was asked for, as in "the release of"."""
-    what = _ASKED.get(script.rpartition("/")[2], "a command for")
-    if what == "the acquire of" and isinstance(keys, PermitKeys) and keys.kind in NEVER_HELD:
-        return "the wait for"
-    return what
+    if script == keys.kind.acquire:
+        return "the wait for" if keys.kind.closed else "the acquire of"
+    return _ASKED.get(script.rpartition("/")[2], "a command for")
 
 
 _ASKED = {
-    "acquire": "the acquire of",
     "acquire_all": "the acquire of",
-    "join": "the acquire of",  # a barrier
     "downgrade": "the downgrade of",
     "release": "the release of",
     "renew": "the renewal of",

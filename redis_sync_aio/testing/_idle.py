@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 from .._client.settings import Client
 from .._core.arguments import Seconds, seconds
 from .._core.backoff import wait_until
-from .._inspection.reading import kind_of
 from .._leases.hub import Hub, living
 from .._leases.implicit import CoordinatorLike, client_of
 from .._leases.settings import HELD
@@ -119,7 +118,7 @@ def _cancelled_waits(hub: Hub) -> Iterator[str]:
             waits += [future for future, *_ in cohort.line]
         for future in waits:
             if isinstance(future, asyncio.Future) and future.cancelled() and future in awaited:
-                yield f"{kind_of(resource.keys)} {resource.name!r} is waited for by task {awaited[future]!r}"
+                yield f"{resource.keys.kind.name} {resource.name!r} is waited for by task {awaited[future]!r}"
 
 
 async def close_hubs(client: Client, loop: asyncio.AbstractEventLoop) -> None:

@@ -126,7 +126,7 @@ def elsewhere(
 ) -> Call:
     """As `Commands.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
     words = (token, ticket, b"0")
-    release = load(commands._SCRIPTS[keys.family].release)
+    release = load(keys.kind.release)
     call = Call(keys, release, words, delivery.sent, delivery.expires, delivery.done)
     call.context = about
     executor: Any = self.executor

@@ -21,6 +21,7 @@ from redis_sync_aio._core.keys import (
     Endpoint,
     Engine,
     Keys,
+    Kind,
     LockKeys,
     PermitKeys,
     gate_keys,
@@ -45,7 +46,7 @@ from redis_sync_aio._engine.snapshot import (
     ticket_member,
 )
 from redis_sync_aio._engine.watch import converse
-from redis_sync_aio._inspection.views import Access, Kind, ProblemCode
+from redis_sync_aio._inspection.views import Access, ProblemCode
 from redis_sync_aio._leases import implicit, manager, renewals, waits
 from redis_sync_aio._leases.acquisition import Acquisition
 from redis_sync_aio._leases.cohort import IN_ONE_TURN, Cohort, Cohorts, cohort_of

@@ -14,8 +14,7 @@ import typer
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld
 from redis_sync_aio._core.display import bytes_of
-from redis_sync_aio._core.keys import NEVER_HELD
-from redis_sync_aio._inspection.views import Kind
+from redis_sync_aio._core.keys import NEVER_HELD, Kind
 from redis_sync_aio.inspection import HolderView, NameView, escape, inspect
 from redis_sync_aio.jobs import forget as forget_mark
 from redis_sync_aio.jobs import slot_name

@@ -9,20 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from redis_sync_aio._core.display import plain as plain
-from redis_sync_aio._core.keys import CLOSED
+from redis_sync_aio._core.keys import KINDS
 from redis_sync_aio.inspection import HolderView, MarkView, NameView, WaiterView
 
 from .._session import counted
-
-KINDS = {
-    "lock": "lock",
-    "robust": "robust",
-    "semaphore": "sem",
-    "read_write": "rw",
-    "event": "event",
-    "latch": "latch",
-    "barrier": "barrier",
-}
 
 MARKS = {
     "done": "done",
@@ -157,7 +147,7 @@ def table(
         name = plain(view.name) + (" !" if view.problems else "")
         cells = [
             short(name, rest - max(held_by, len("HELD BY"))),
-            KINDS[view.kind],
+            KINDS[view.kind].ending or view.kind,
             short(holder_of(view), held_by),
             seconds(held_for(view)),
             remaining(view),
@@ -230,8 +220,8 @@ def state(view: NameView) -> str:
         return "not readable for this user"
     if not view.held and any(it.code == "wrong_type" for it in view.problems):
         return "cannot be used"
-    if view.kind in CLOSED:
-        return CLOSED[view.kind] if view.waiting else "nobody waits for it"
+    if closed := KINDS[view.kind].closed:
+        return closed if view.waiting else "nobody waits for it"
     fence = f", last fence {view.fence}" if view.fence else ""
     if view.limit == 0:
         return f"paused (limit 0), {counted(view.held, 'permit')} {'is' if view.held == 1 else 'are'} held{fence}"
