@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from .clock import now
 
+T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -18,6 +19,16 @@ class FutureLike(Protocol[T_contra]):
     def done(self) -> bool: ...
     def set_result(self, result: T_contra, /) -> None: ...
     def set_exception(self, error: Exception, /) -> None: ...
+
+
+def finish(outcome: FutureLike[T], result: T, error: Exception | None) -> None:
+    """Finish ``outcome`` with ``error`` if there is one, else with ``result``; do nothing if it is done."""
+    if outcome.done():
+        return
+    if error is None:
+        outcome.set_result(result)
+    else:
+        outcome.set_exception(error)
 
 
 # -- Long work in slices, between which the event loop goes on -------------------------------------------------

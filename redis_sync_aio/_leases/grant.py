@@ -26,7 +26,7 @@ from .._core import logs
 from .._core.cancellation import leaving, undo_in
 from .._core.clock import now
 from .._core.display import text
-from .._core.futures import FutureLike
+from .._core.futures import FutureLike, finish
 from .._core.keys import Keys, label_of
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext
 from ..errors._base import copy_error
@@ -99,14 +99,15 @@ def cause_of(lease: Grant, reason: LossReason) -> Cause:
     held_for = time - lease.since
     if time < lease.deadline or reason in ("closed", "released"):
         return Cause(reason, held_for)
-    witness, period, refused = lease.permit.manager, lease.period, max(lease.refused, lease.permit.refused)
-    stalled = witness.stalled_since(max(lease.deadline - period, refused))
+    hub, period, refused = lease.permit.manager.hub, lease.period, max(lease.refused, lease.permit.refused)
+    stalled = hub.manager.stalled_since(max(lease.deadline - period, refused))
     if reason == "unreachable" and time - stalled - refused < REFUSING:
         reason = "expired"
     if stalled < period / 4:  # too short to prevent a renewal, which is due after a third of the period
         stalled = 0.0
     if time < lease.ends_by() and (
-        (reason == "expired" and stalled) or (reason == "unreachable" and witness.answering(lease.keys, stalled > 0))
+        (reason == "expired" and stalled)
+        or (reason == "unreachable" and hub.executor.answering(lease.keys, stalled > 0))
     ):
         reason = "late"
     return Cause(reason, held_for, stalled, time_is_up=True, claim=lease.claim or lease.permit.claim)
@@ -121,9 +122,6 @@ class LeaseManager(Protocol):
     loop: asyncio.AbstractEventLoop
     hub: Hub
 
-    def check_context(self) -> None: ...
-    def stalled_since(self, time: float, /) -> float: ...
-    def answering(self, keys: Keys, stalled: bool, /) -> bool: ...
     def release(self, lease: Grant, /) -> None: ...
     def forget(self, lease: Grant, /) -> None: ...
     def let_go(self, lease: Grant, /) -> None: ...
@@ -260,7 +258,7 @@ class Grant:
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
         try:
-            self.manager.check_context()
+            self.manager.hub.check_context()
         except WrongContext as error:
             raise error.about(f"the lease on {self.name!r}") from None
 
@@ -450,12 +448,7 @@ class Grant:
                 self.notify_ended()
         releasers, self.releasers = self.releasers, None
         for outcome in releasers or ():
-            if outcome.done():
-                continue
-            if error is None:
-                outcome.set_result(None)
-            else:
-                outcome.set_exception(copy_error(error))
+            finish(outcome, None, None if error is None else copy_error(error))
 
     def lose(self, reason: LossReason, cause: Cause | None = None) -> None:
         """Note that it is gone (``cause``: if known): wake the tasks that wait for its end, and cancel the body."""

@@ -26,7 +26,7 @@ from .._core import logs
 from .._core.cancellation import outcome_of, wait_shielded
 from .._core.clock import now
 from .._core.display import text
-from .._core.futures import Flight
+from .._core.futures import Flight, finish
 from .._core.keys import Endpoint, Keys, process_name
 from .._core.observing import Observing
 from .._engine.commands import Commands, Delivery, Pushed, Send, read_push
@@ -520,12 +520,7 @@ class Hub:
         outcome: asyncio.Future[Reply] = self.loop.create_future()
 
         def done(call: Call) -> None:
-            if outcome.done():
-                return
-            if call.error is None:
-                outcome.set_result(call.reply)
-            else:
-                outcome.set_exception(call.error)
+            finish(outcome, call.reply, call.error)
 
         time = now()
         call = send(self.commands, Delivery(time, time + self.retry_for, done))

@@ -19,7 +19,7 @@ from .._client.replies import Argument
 from .._core import logs
 from .._core.cancellation import outcome_of
 from .._core.clock import SHORTEST, Stalls, now
-from .._core.futures import Slices
+from .._core.futures import Slices, finish
 from .._core.keys import Keys
 from .._engine.commands import Delivery, Send
 from .._scripts.constants import ReleaseReply
@@ -299,7 +299,6 @@ class GrantManager:
 
     def __init__(self, hub: Hub) -> None:
         self.hub: Hub = hub
-        self.check_context: Callable[[], None] = hub.check_context
         self.loop: asyncio.AbstractEventLoop = hub.loop
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
@@ -390,10 +389,6 @@ class GrantManager:
         """Return how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
         return self._stalls.since(time) + (max(0.0, now() - self._tick_at) if self._timer else 0.0)
 
-    def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server of ``keys`` answers, or (``stalled``) its silence could not have been noticed."""
-        return self.hub.commands.executor.answering(keys, stalled)
-
     # -- for grants ------------------------------------------------------------------------------------
 
     def forget(self, lease: Grant) -> None:
@@ -429,13 +424,7 @@ class GrantManager:
         outcome: asyncio.Future[None] = self.loop.create_future()
 
         def done(call: Call) -> None:
-            error = answered(call)
-            if outcome.done():
-                return
-            if error is None:
-                outcome.set_result(None)
-            else:
-                outcome.set_exception(error)
+            finish(outcome, None, answered(call))
 
         self.send(lease, send, done, by)
         await outcome_of(outcome)

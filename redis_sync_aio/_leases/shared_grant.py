@@ -555,18 +555,6 @@ class Holdings(ABC):
 
     # -- the parts: how they are extended, released and forgotten --------------------------------------
 
-    def check_context(self) -> None:
-        """Raise WrongContext in another event loop, or after a fork."""
-        self.hub.manager.check_context()
-
-    def stalled_since(self, time: float) -> float:
-        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
-        return self.hub.manager.stalled_since(time)
-
-    def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server that has ``keys`` answers; ``stalled``: or silence could not be noticed."""
-        return self.hub.manager.answering(keys, stalled)
-
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return the grant that ``lease`` is a part of."""
         assert isinstance(lease, TaskGrant)

@@ -16,6 +16,7 @@ from .._client.replies import Argument
 from .._client.settings import Client
 from .._core.cancellation import outcome_of, undo_in
 from .._core.display import text
+from .._core.futures import finish
 from .._core.keys import FENCE, FORGOTTEN, FORGOTTEN_MS, Keys, mark_keys, said_by
 from .._engine.commands import Commands, Delivery
 from .._leases.grant import Grant
@@ -147,13 +148,7 @@ class JobMark:
         outcome: asyncio.Future[bytes | None] = grant.manager.loop.create_future()
 
         def answered(call: Call) -> None:
-            found, error = self._outcome(grant, call, new)
-            if outcome.done():
-                return
-            if error is None:
-                outcome.set_result(found)
-            else:
-                outcome.set_exception(error)
+            finish(outcome, *self._outcome(grant, call, new))
 
         call = self._send(grant, words, answered)
         try:

@@ -33,7 +33,6 @@ from .base import LeaseOptions, Wanted, followed
 from .lock import PlainLock
 
 if TYPE_CHECKING:
-    from .._core.keys import Keys
     from .._inspection.views import NameView
     from .._leases.hub import Hub
 
@@ -222,7 +221,7 @@ class LeaseGroup:
 
     def enter(self, kind: type[S]) -> S:
         """Add and return a share. Raises LeaseLost if a member is lost."""
-        self.check_context()
+        self.hub.check_context()
         if self.lost is None and self.deadline() <= now():
             self._end(min(self.members, key=_deadline), "expired")
         if self.lost is not None:
@@ -250,10 +249,6 @@ class LeaseGroup:
 
     # -- the manager of shares ------------------------------------------------------------------------
 
-    def check_context(self) -> None:
-        """Raise WrongContext in another event loop, or after a fork."""
-        self.members[0].check_context()
-
     def forget(self, lease: Grant) -> None:
         """Lose all shares, because one is lost: it may have found out by the clock, before the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
@@ -270,14 +265,6 @@ class LeaseGroup:
                     if member.observation is not None:
                         member.observation.end("forgotten")
                     member.manager.let_go(member)
-
-    def stalled_since(self, time: float) -> float:
-        """Return how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
-        return self.members[0].manager.stalled_since(time)
-
-    def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server of ``keys`` answers, or (``stalled``) its silence could not have been noticed."""
-        return self.members[0].manager.answering(keys, stalled)
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return the members, on which every share stands."""

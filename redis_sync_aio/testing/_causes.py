@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from .._core.backoff import wait_until
 from .._core.clock import now
+from .._core.futures import finish
 from .._core.keys import Keys
 from .._engine.commands import Commands, Delivery
 from .._leases.grant import Grant
@@ -81,12 +82,7 @@ async def free(grant: Grant) -> None:
     outcome: asyncio.Future[None] = manager.loop.create_future()
 
     def done(call: Call) -> None:
-        if outcome.done():
-            return
-        if call.error is None:
-            outcome.set_result(None)
-        else:
-            outcome.set_exception(call.error)
+        finish(outcome, None, call.error)
 
     manager.releases.undo(grant.keys, grant.wire_token, release_args=grant.release_args(), done=done)
     await outcome
