@@ -99,7 +99,8 @@ def cause_of(lease: Grant, reason: LossReason) -> Cause:
     held_for = time - lease.since
     if time < lease.deadline or reason in ("closed", "released"):
         return Cause(reason, held_for)
-    hub, period, refused = lease.permit.manager.hub, lease.period, max(lease.refused, lease.permit.refused)
+    member = lease.members[0]
+    hub, period, refused = lease.manager.hub, lease.period, max(lease.refused, member.refused)
     stalled = hub.manager.stalled_since(max(lease.deadline - period, refused))
     if reason == "unreachable" and time - stalled - refused < REFUSING:
         reason = "expired"
@@ -110,7 +111,7 @@ def cause_of(lease: Grant, reason: LossReason) -> Cause:
         or (reason == "unreachable" and hub.executor.answering(lease.keys, stalled > 0))
     ):
         reason = "late"
-    return Cause(reason, held_for, stalled, time_is_up=True, claim=lease.claim or lease.permit.claim)
+    return Cause(reason, held_for, stalled, time_is_up=True, claim=lease.claim or member.claim)
 
 
 class LeaseManager(Protocol):
@@ -125,7 +126,6 @@ class LeaseManager(Protocol):
     def release(self, lease: Grant, /) -> None: ...
     def forget(self, lease: Grant, /) -> None: ...
     def let_go(self, lease: Grant, /) -> None: ...
-    def members_of(self, lease: Grant, /) -> tuple[Grant, ...]: ...
     def extend(self, lease: Grant, ttl: int, /) -> Awaitable[None]: ...
 
 
@@ -393,9 +393,9 @@ class Grant:
         self.weight = 1
 
     @property
-    def permit(self) -> Grant:
-        """The grant that the server knows: this one, or the one that it stands on."""
-        return self
+    def members(self) -> tuple[Grant, ...]:
+        """The grants of the server that it stands on, or this one."""
+        return (self,)
 
     @property
     def reusable(self) -> bool:

@@ -64,9 +64,9 @@ class GrantGuard:
     """The guard of `Lease.transaction`: the server confirms that all members of a grant are held."""
 
     def __init__(self, grant: Grant) -> None:
-        manager, hub = grant.manager, grant.manager.hub
+        hub = grant.manager.hub
         self._grant = grant
-        self._members = [(member, Ownership(member.keys, member.wire_token)) for member in manager.members_of(grant)]
+        self._members = [(member, Ownership(member.keys, member.wire_token)) for member in grant.members]
         self.keys = tuple(key for _, ownership in self._members for key in ownership.watched())
         self.name = grant.name
         self.retry_for = hub.retry_for

@@ -410,10 +410,6 @@ class GrantManager:
         self.hub.forget_lease(lease)
         lease.notify_ended()
 
-    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
-        """Return the grants that must hold on the server for ``lease`` to hold."""
-        return (lease,)
-
     async def ask(
         self, lease: Grant, send: Send, answered: Callable[[Call], SyncError | None], by: float = math.inf
     ) -> None:

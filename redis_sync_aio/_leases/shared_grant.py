@@ -235,9 +235,9 @@ class TaskGrant(Grant):
         return self._terms.auto_renew
 
     @property
-    def permit(self) -> Grant:
-        """The grant that is known to the server."""
-        return self.process_grant
+    def members(self) -> tuple[Grant, ...]:
+        """The process grant, which the server knows."""
+        return (self.process_grant,)
 
     @property
     def handed_over(self) -> bool:  # type: ignore[override]
@@ -554,11 +554,6 @@ class Holdings(ABC):
         self._ask()
 
     # -- the parts: how they are extended, released and forgotten --------------------------------------
-
-    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
-        """Return the grant that ``lease`` is a part of."""
-        assert isinstance(lease, TaskGrant)
-        return (lease.process_grant,)
 
     async def extend(self, lease: Grant, ttl: int) -> None:
         """Renew the grant now with another ttl, and let ``lease`` end then if it is not renewed."""

@@ -127,14 +127,19 @@ class GroupGrant(Grant):
         self.root: CodeType | None = first.root
 
     @property
+    def members(self) -> tuple[Grant, ...]:
+        """The members of its group."""
+        return self.lease_group.members
+
+    @property
     def queued(self) -> bool:  # type: ignore[override]
         """Whether one of the requests below had to wait for another holder."""
-        return any(member.queued for member in self.lease_group.members)
+        return any(member.queued for member in self.members)
 
     @property
     def label(self) -> str:
         """The text by which people know the holder: that of each member."""
-        return self.lease_group.members[0].label
+        return self.members[0].label
 
     def remaining(self) -> float:
         """Return the seconds for which it is certainly valid: 0.0 when it is not, inf without a ttl."""
@@ -266,10 +271,6 @@ class LeaseGroup:
                         member.observation.end("forgotten")
                     member.manager.let_go(member)
 
-    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
-        """Return the members, on which every share stands."""
-        return self.members
-
     async def extend(self, lease: Grant, ttl: int) -> None:
         """Extend all members in one write. If one is refused, the others last as before."""
         if len(self.members) == 1:
@@ -374,7 +375,7 @@ class MultiGrant(GroupGrant):
     @property
     def name(self) -> str:
         """Names of the locks as one text."""
-        return ", ".join(one.name for one in self.lease_group.members)
+        return ", ".join(one.name for one in self.members)
 
 
 class MultiLease(GuardingLease):
@@ -392,7 +393,7 @@ class MultiLease(GuardingLease):
     def __init__(self, grant: MultiGrant, maker: ReferenceType[object]) -> None:
         """Wrap ``grant`` of the primitive ``maker``. The package makes leases; you get one from ``acquire()``."""
         super().__init__(grant, maker)
-        self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.lease_group.members})
+        self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.members})
 
     @property
     def names(self) -> tuple[str, ...]:

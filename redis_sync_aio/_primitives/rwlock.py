@@ -12,7 +12,6 @@ from .._leases.grant import Grant
 from .._leases.hold import OnLost
 from .._leases.implicit import CoordinatorLike
 from .._leases.lease import BaseLease, GuardingLease, WriteLease, grant_of
-from .._leases.manager import GrantManager
 from .._leases.resource import Resource
 from .._scripts.constants import WRITER_WEIGHT, ReleaseReply
 from .._transport.call import Call
@@ -108,8 +107,7 @@ class WriteSide(Side[WriteLease]):
         here = None if resource is None else resource.identities
         if here is not None:
             here.release_sent(lease.wire_token, at_least=WRITER_WEIGHT)
-        manager = lease.permit.manager
-        assert isinstance(manager, GrantManager)
+        manager = lease.manager.hub.manager
 
         def answered(call: Call) -> SyncError | None:
             if here is not None:

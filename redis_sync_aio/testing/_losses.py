@@ -70,7 +70,7 @@ async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
             raise ValueError("reason 'released' is for a lease with a running body: enter it by `async with`")
         await asyncio.create_task(lease.release(), name="redis_sync_aio testing loss")
         return
-    for part in _parts(grant):
+    for part in grant.members:
         if not grant.is_lost() and part.state is HELD:
             await _lose(part, reason)
 
@@ -155,17 +155,6 @@ def _hubs_here() -> list[Hub]:
     loop = asyncio.get_running_loop()
     hubs = [closing.hub for closing in list(living.values())]
     return [hub for hub in hubs if hub.loop is loop and hub.why_closed is None and not hub.forked]
-
-
-def _parts(grant: Grant) -> Iterator[Grant]:
-    """Iterate over the grants of the server that ``grant`` stands on."""
-    for member in grant.manager.members_of(grant):
-        if member.permit is grant:
-            yield grant
-        elif isinstance(member.permit.manager, GrantManager):
-            yield member.permit
-        else:
-            yield from _parts(member)
 
 
 async def _lose(grant: Grant, reason: LossReason) -> None:
