@@ -285,7 +285,7 @@ class Lock(RedisLock):
             if not outcome.done():
                 outcome.set_result(call)
 
-        resource.undo(token, b"", release_args=(GAP_MS,), done=answered)
+        resource.hub.manager.releases.undo(resource.keys, token, release_args=(GAP_MS,), done=answered)
         call, limit = None, resource.hub.retry_for
         with suppress(TimeoutError):
             exits = resource.hub.exits

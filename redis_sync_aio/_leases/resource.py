@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from .._client.replies import Argument
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Endpoint, Keys, PermitKeys
@@ -23,8 +22,7 @@ from ..errors import CoordinatorClosed
 from ..errors._base import copy_error
 from .acquisition import Acquisition, Request
 from .detached import deadlock
-from .grant import Grant
-from .held import HeldLeases
+from .grant import Grant, HeldLeases
 from .identities import IdentityRequests
 from .waits import Healing, Waiter, Waits
 
@@ -244,23 +242,14 @@ class Resource:
         self.forget_if_idle()
 
     def undo(
-        self,
-        token: bytes,
-        ticket: bytes,
-        *,
-        pending: bool = False,
-        release_args: tuple[Argument, ...] = (),
-        done: Callable[[Call], None] | None = None,
+        self, token: bytes, ticket: bytes, *, pending: bool = False, done: Callable[[Call], None] | None = None
     ) -> None:
         """Take back on the server what a request may have left there: its grant, its ticket.
 
         ``pending``: the request itself may still be in flight, and its token is never used again.
-        ``release_args``: as `Grant.release_args`.
         """
         if token or ticket:
-            self.hub.manager.releases.undo(
-                self.keys, token, ticket, pending=pending, release_args=release_args, done=done
-            )
+            self.hub.manager.releases.undo(self.keys, token, ticket, pending=pending, done=done)
 
     def forget_if_idle(self) -> None:
         """Let the hub forget this name when it is neither waited for nor held."""
