@@ -26,7 +26,7 @@ from ._core.clock import now
 from ._core.display import text
 from ._core.keys import LABEL_MARK, lock_keys, process_name
 from ._leases.implicit import Binding
-from ._leases.options import CoordinatorOptions, Push, hub_options
+from ._leases.options import CoordinatorOptions, HubOptions, Push
 from ._leases.until_signal import UntilSignal
 from ._primitives.base import makes
 from ._primitives.election import LeaderElection
@@ -105,7 +105,7 @@ class Coordinator:
         observe: Observer | Iterable[Observer] | None = None,
     ) -> None:
         self._binding = Binding(
-            hub_options(
+            HubOptions(
                 client,
                 prefix=prefix,
                 push=push,

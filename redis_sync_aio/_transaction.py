@@ -137,8 +137,17 @@ async def transaction(
     """
     if not callable(body):
         raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {shown(body)}")
-    terms = _terms(client, keys, attempts, timeout, backoff, idempotent, exactly_once, escalate_after)
-    return await _run(_attempts(client, terms), body)
+    retry = watch_retry(
+        client,
+        *keys,
+        attempts=attempts,
+        timeout=timeout,
+        backoff=backoff,
+        idempotent=idempotent,
+        exactly_once=exactly_once,
+        escalate_after=escalate_after,
+    )
+    return await _run(aiter(retry), body)
 
 
 def watch_retry(
@@ -190,7 +199,27 @@ def watch_retry(
                 tx.set("stock:7", left + 10)
         ```
     """
-    terms = _terms(client, keys, attempts, timeout, backoff, idempotent, exactly_once, escalate_after)
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise TypeError(f"backoff must be a Backoff or None, not {shown(backoff)}")
+    if require_bool(idempotent, "idempotent") and require_bool(exactly_once, "exactly_once"):
+        raise ValueError(
+            "idempotent and exactly_once exclude each other: either running twice does no harm, or it must not"
+        )
+    encoded = _encoded(client, keys)
+    for key in encoded if exactly_once or escalate_after is not None else ():
+        if is_cluster(client_of(client)):
+            check_slot(key)  # there will be keys next to it
+        turn_key(key)
+    terms = TransactionOptions(
+        encoded,
+        prefix_of(client),
+        count(attempts, "attempts", least=1),
+        timeout_seconds(timeout, "timeout"),
+        backoff or BACKOFF,
+        idempotent,
+        require_bool(exactly_once, "exactly_once"),
+        None if escalate_after is None else count(escalate_after, "escalate_after", least=1),
+    )
     return WatchRetry(client, keys, terms)
 
 
@@ -285,39 +314,6 @@ class LockTurn:
             grant = grant_of(lease)
             grant.check_context()
             grant.give_back()
-
-
-def _terms(
-    client: Client | CoordinatorLike,
-    keys: tuple[Name, ...],
-    attempts: int,
-    timeout: Seconds | None,
-    backoff: Backoff | None,
-    idempotent: bool,
-    exactly_once: bool,
-    escalate_after: int | None,
-) -> TransactionOptions:
-    if backoff is not None and not isinstance(backoff, Backoff):
-        raise TypeError(f"backoff must be a Backoff or None, not {shown(backoff)}")
-    if require_bool(idempotent, "idempotent") and require_bool(exactly_once, "exactly_once"):
-        raise ValueError(
-            "idempotent and exactly_once exclude each other: either running twice does no harm, or it must not"
-        )
-    encoded = _encoded(client, keys)
-    for key in encoded if exactly_once or escalate_after is not None else ():
-        if is_cluster(client_of(client)):
-            check_slot(key)  # there will be keys next to it
-        turn_key(key)
-    return TransactionOptions(
-        encoded,
-        prefix_of(client),
-        count(attempts, "attempts", least=1),
-        timeout_seconds(timeout, "timeout"),
-        backoff or BACKOFF,
-        idempotent,
-        require_bool(exactly_once, "exactly_once"),
-        None if escalate_after is None else count(escalate_after, "escalate_after", least=1),
-    )
 
 
 def _encoded(client: Client | CoordinatorLike, keys: tuple[Name, ...]) -> tuple[bytes, ...]:

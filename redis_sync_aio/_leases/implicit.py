@@ -18,7 +18,7 @@ from .._core.cancellation import wait_shielded
 from .._core.keys import Keys, check_slot
 from ..errors import CoordinatorClosed
 from .hub import Hub, living
-from .options import HubOptions, hub_options
+from .options import HubOptions
 
 # -- The inside of a `Coordinator`: its options and, from its first use on, the hub of one event loop ----------
 
@@ -132,7 +132,7 @@ def _implicit(client: RedisClient) -> Hub:
     found = hubs.get((id(client), id(loop)))
     if found is None:
         _close_orphans()
-        found = Hub(hub_options(client))
+        found = Hub(HubOptions(client))
         hubs[id(client), id(loop)] = found
         _Idle(client, found)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from redis_sync_aio import Coordinator
@@ -54,7 +53,7 @@ from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring, OnLost
 from redis_sync_aio._leases.hub import Hub, LinkEvents
 from redis_sync_aio._leases.manager import InFlightCounter, Releases
-from redis_sync_aio._leases.options import hub_options
+from redis_sync_aio._leases.options import HubOptions
 from redis_sync_aio._leases.resource import Resource
 from redis_sync_aio._leases.settings import LeaseState
 from redis_sync_aio._leases.shared_grant import ProcessGrant, TaskGrant
@@ -126,6 +125,7 @@ __all__ = [
     "Endpoint",
     "Engine",
     "Grant",
+    "HubOptions",
     "InFlightCounter",
     "Keys",
     "Kind",
@@ -171,7 +171,6 @@ __all__ = [
     "copy_error",
     "gate_keys",
     "hub_of",
-    "hub_options",
     "implicit",
     "joined_keys",
     "lease_groups",
@@ -216,11 +215,14 @@ def behind_tickets(lock: Any) -> int:
     return int(sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in cohorts))
 
 
+TUNED: tuple[str, ...] = "poll_cap", "poll", "burst", "slice"
+
+
 def tuned(client: Client, **options: Any) -> Coordinator:
     """Return a coordinator that may have other constants than all have: poll_cap, poll, burst, slice (HubOptions)."""
-    own = {name: options.pop(name) for name in ("poll_cap", "poll", "burst", "slice") if name in options}
+    own = {name: options.pop(name) for name in TUNED if name in options}
     sync = Coordinator(client, **options)
-    sync._binding.options = replace(sync._binding.options, **own)
+    vars(sync._binding.options).update(own)
     return sync
 
 

@@ -31,9 +31,9 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.jobs import forget
-from redis_sync_aio.types import Transaction
+from redis_sync_aio.types import CoordinatorOptions, Transaction
 
-from ..support.inside import hub_options
+from ..support.inside import HubOptions
 
 LEASE = {
     *("name", "token", "fence", "identity", "label", "weight"),
@@ -108,7 +108,15 @@ async def test_what_a_coordinator_makes_goes_by_its_prefix_and_connection(redis:
 
 
 def test_implicit_hubs_have_the_defaults_of_a_coordinator() -> None:
-    assert inspect.signature(hub_options).parameters == inspect.signature(Coordinator).parameters
+    assert inspect.signature(HubOptions).parameters == inspect.signature(Coordinator).parameters
+
+
+def test_a_coordinator_made_from_an_address_takes_the_same_options() -> None:
+    of_class = inspect.signature(Coordinator).parameters
+    keys = inspect.get_annotations(CoordinatorOptions)
+    assert {name: key.__forward_arg__ for name, key in keys.items()} == {
+        name: it.annotation for name, it in of_class.items() if name != "client"
+    }
 
 
 def undocumented(face: object) -> set[str]:
