@@ -99,26 +99,26 @@ class Cohort(Holdings):
         self.pending: list[PendingGrant] = []
         self._trying = 0  # those for tasks that do not wait, which are of no use to the line
         self._taken_now = 0
-        self._tries: list[tuple[Awaited, Request]] = []  # of tasks that do not wait: answered when this turn ends
         self._watch: asyncio.TimerHandle | None = None  # of tasks that wait without a ticket
         self._latest: Request | None = None  # that was made one of the process
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    def enter(self, request: Request, task: Task | None) -> Awaited | None:
-        """Take a grant that rests, join the readers, or stand in the line; return None if another cohort is for it now.
+    def enter(self, request: Request, task: Task | None, *, again: bool = False) -> Awaited | None:
+        """Take a grant that rests, join the readers, or stand in the line; return None to ask in the next turn.
 
-        If anything but the answer ends the await, the caller has to call `task_cancelled`.
+        Another cohort may be for the request by then, or the grant was taken often in this turn and the task does not
+        wait. The second is no reason if it asks ``again``. If anything but the answer ends the await, the caller has to
+        call `task_cancelled`.
         """
         if request.limit != self.limit:
             return None  # the limit of this cohort was changed
         answer: Awaited = asyncio.Future(loop=self.loop)  # as create_future(), without a call
         often = False
         if (self.resting or self._together) and not self.waiting:
-            often = self._taken_now >= IN_ONE_TURN
+            often = self._taken_now >= IN_ONE_TURN and not again
             if often and not request.wait:
-                self._tries.append((answer, request))
-                return answer
+                return None
             if not often and (lease := self._take_now(request)) is not None:
                 answer.set_result(lease)
                 return answer
@@ -182,15 +182,6 @@ class Cohort(Holdings):
                 if self._may_go_on(grant, time) and self._hand_on(grant) and grant in self.resting:
                     del self.resting[grant]
             self._ask()
-        tries, self._tries = self._tries, []
-        for answer, request in tries:
-            if answer.done():
-                continue
-            lease = None if self.waiting else self._take_now(request)
-            if lease is not None or self.waiting or self._room <= 0:
-                answer.set_result(lease)
-            else:
-                self._open(request, answer)
 
     def _ask(self) -> None:
         """Send a request for each task in the line, but no more than are of use."""
@@ -361,10 +352,6 @@ class Cohort(Holdings):
 
     def give_up(self, error: Exception) -> None:
         """End all waits with ``error``."""
-        tries, self._tries = self._tries, []
-        for future, _ in tries:
-            if not future.done():
-                future.set_exception(copy_error(error))
         line = list(self.line)
         self.line.clear()
         for future, _, _ in line:
@@ -445,14 +432,6 @@ class Cohorts:
                     cohort.refuse_one(future, error)
                     return
 
-    def shares(self) -> list[Grant]:
-        """Return the parts that tasks hold of the grants that they share."""
-        return [share for grant in self._resource.leases if isinstance(grant, ProcessGrant) for share in grant.shares]
-
-    def is_shared(self, grant: Grant) -> bool:
-        """Return whether tasks share ``grant``, and hold parts of it."""
-        return isinstance(grant, ProcessGrant)
-
     def list_shares(self) -> None:
         """Index the parts by task if there are many."""
         for cohort in self.all.values():
@@ -501,11 +480,12 @@ async def acquire_shared(
     cohort: Cohort, request: Request, task: Task | None, observation: Observation | None = None
 ) -> TaskGrant | None:
     """Acquire for ``task``, the current one; None when ``request.wait`` is False and it is taken."""
-    while (answer := cohort.enter(request, task)) is None:
+    again = False
+    while (answer := cohort.enter(request, task, again=again)) is None:
         await asyncio.sleep(0)
         cohort.hub.check()
         # The name may have been forgotten meanwhile, and then made again, as another object.
-        cohort = cohort_of(cohort.hub.resource(cohort.resource.keys, cohort.resource), request)
+        cohort, again = cohort_of(cohort.hub.resource(cohort.resource.keys, cohort.resource), request), True
     if observation is not None:
         observation.waits = not answer.done()
     try:

@@ -398,6 +398,11 @@ class Grant:
         return (self,)
 
     @property
+    def parts(self) -> Sequence[Grant]:
+        """The grants that tasks hold of it: its shares, if it is a grant to the process."""
+        return (self,)
+
+    @property
     def reusable(self) -> bool:
         """Whether its token may be used elsewhere, before or after it."""
         return self._terms.reusable

@@ -196,8 +196,8 @@ class Resource:
         task, sharing = asyncio.current_task(self.hub.loop), self.sharing
         if task is not None and (sharing is not None or self.leases.any_of(task)):
             by = ref(task)
-            held = self.leases.of_task(by)
-            error = deadlock(self.name, held if sharing is None else [*held, *sharing.shares()], by, request.reads)
+            held = self.leases.of_task(by) if sharing is None else self.held()
+            error = deadlock(self.name, held, by, request.reads)
             if error is not None:
                 raise error
 
@@ -213,10 +213,7 @@ class Resource:
 
     def held(self) -> list[Grant]:
         """Return the leases that tasks hold, the oldest of those on the server first."""
-        sharing = self.sharing
-        if sharing is None:
-            return list(self.leases)
-        return [*(lease for lease in self.leases if not sharing.is_shared(lease)), *sharing.shares()]
+        return [part for lease in self.leases for part in lease.parts]
 
     def list_shares(self) -> None:
         """Index the leases that tasks share by task if there are many."""

@@ -11,6 +11,8 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -117,6 +119,11 @@ class ProcessGrant(Grant):
                 self.on_contention()
             else:
                 self.contended = False
+
+    @property
+    def parts(self) -> Sequence[Grant]:
+        """The grants that tasks hold of it."""
+        return self.shares
 
     def observed(self) -> Observation | None:
         """Return what is observed of the first request that has a part of it."""
@@ -346,28 +353,6 @@ Waiting: TypeAlias = tuple[Awaited, Request, int]
 """A task in the line: its future, its request, and the number of pending grants when it came."""
 
 
-class LastShare:
-    """Takes the outcome of the release of a process grant, for the task that held it last."""
-
-    def __init__(self, lease: TaskGrant) -> None:
-        self._lease = lease
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, result: None, /) -> None:
-        self._lease.release_ended(None)
-
-    def set_exception(self, error: Exception, /) -> None:
-        lease = self._lease
-        if isinstance(error, LeaseLost):
-            lease.lose(error.reason)
-            lease.release_ended(lease.loss())
-        else:  # it is still held, and may be released again
-            lease.process_grant.shares.append(lease)
-            lease.release_ended(error)
-
-
 class Holdings(ABC):
     """The process grants of a cohort, and the `LeaseManager` (see `_leases.grant`) of the parts that tasks hold.
 
@@ -573,7 +558,9 @@ class Holdings(ABC):
         if grant.shares:
             lease.release_ended(None)
             return
-        grant.releasers = [*(grant.releasers or ()), LastShare(lease)]
+        outcome: asyncio.Future[None] = self.loop.create_future()
+        outcome.add_done_callback(partial(_last_released, lease))
+        grant.releasers = [*(grant.releasers or ()), outcome]
         self.give_back(grant)
 
     def let_go(self, lease: Grant) -> None:
@@ -602,3 +589,15 @@ class Holdings(ABC):
             self.part_with(grant)
         else:
             self.give_back(grant)
+
+
+def _last_released(lease: TaskGrant, outcome: asyncio.Future[None]) -> None:
+    """Take the outcome of the release of a process grant, for the task that held it last."""
+    error = outcome.exception()
+    assert error is None or isinstance(error, Exception)
+    if isinstance(error, LeaseLost):
+        lease.lose(error.reason)
+        error = lease.loss()
+    elif error is not None:  # it is still held, and may be released again
+        lease.process_grant.shares.append(lease)
+    lease.release_ended(error)
