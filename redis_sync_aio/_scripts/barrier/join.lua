@@ -14,9 +14,7 @@
 settle('')
 local token, ticket, parties = ARGV[1], ARGV[3], -ARGV[6]
 local waiting = redis.call('ZRANGE', QUEUE, 0, -1)
--- include: barrier_refuse
--- include: barrier_alive
--- include: barrier_pass
+-- include: barrier_party
 if alive and #waiting + (present and 0 or 1) >= parties then
   if not present then waiting[#waiting + 1] = ticket end
   return pass(waiting)

@@ -1,4 +1,4 @@
--- Free permits and waiting tickets; granting and dropping permits. Included after `permit_lasts`
+-- Free permits and waiting tickets; granting and dropping permits. Included after `permit_state`
 -- and `soonest` (see `permit_first_expiry`).
 -- include: sharing_token
 redis.call('ZSCORE', POLLS, '') -- before anything is changed: it raises for a key of another type

@@ -2,7 +2,6 @@
 -- permits. A key of another type stops the script before it changes anything.
 -- include: permit_keys
 -- include: permit_state
--- include: permit_lasts
 -- include: permit_first_expiry
 -- include: publish
 -- include: permit_queue

@@ -18,3 +18,10 @@ if not state[2] and redis.call('PTTL', STATE) ~= FREE_MS
   or limit % 1 + used % 1 + fence % 1 + kept % 1 ~= 0 or fence >= 9007199254740992 then
   return redis.error_reply('WRONGTYPE ' .. STATE .. ' NOT_OURS: its fields say no limit and fence')
 end
+
+-- Whether the keys outlive a permit of `ms`, the fence `last` (if the clock went back), and a rest
+-- of at least an hour.
+local function lasts(last, ms)
+  local rest = 1.25 * ms
+  return kept >= (last > now and last or now) / 1000 + (rest > HOUR_MS and rest or HOUR_MS)
+end

@@ -13,7 +13,6 @@
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_keys
 -- include: permit_state
--- include: permit_lasts
 local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2] + 0, ARGV[3], ARGV[4] + 0
 local weight, asked = ARGV[5] + 0, ARGV[6] + 0
 -- include: permit_fast_acquire
