@@ -230,15 +230,14 @@ class Acquisition:
             ttl_ms=request.ttl_ms,
             ticket=self._member,
             poll_ms=hub.poll_ms if request.wait else 0,
-            more=self._last_words(),
+            more=self._last_words() if self._queued else request.first,
         )
 
     def _last_words(self) -> tuple[Argument, ...]:
-        """Return the last arguments of the request."""
-        request = self._request
+        """Return the last arguments of a repeated request."""
         if self._place and self._resource.keys.kind is not BARRIER:  # whose parties all pass together
-            return request.again(self._place)
-        return request.more if self._queued else request.first
+            return self._request.again(self._place)
+        return self._request.more
 
     def answered(self, call: Call) -> None:
         """Take the answer to the request, or its failure."""

@@ -140,18 +140,15 @@ class Acquiring(Coroutine[Any, Any, T_co]):
         """Whether a loss cancels the body."""
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        self._use()
+        if self._used:
+            raise RuntimeError("this acquisition was awaited or entered before: call acquire() again for another lease")
+        self._used = True
         try:
             return (yield from self._coroutine.__await__())
         except CoordinatorClosed as error:
             if error._held_back is not None:
                 yield from error._held_back().__await__()
             raise
-
-    def _use(self) -> None:
-        if self._used:
-            raise RuntimeError("this acquisition was awaited or entered before: call acquire() again for another lease")
-        self._used = True
 
     # -- as a coroutine: the root of a task ------------------------------------------------------------
 

@@ -81,7 +81,8 @@ class Resource:
             self.identities.remove(acquisition, number)
         if not self.acquisitions:
             self._healing.stop()
-            self.forget_if_idle()
+            if not self.leases:
+                self.forget_if_idle()
         elif not self._healing.planned:
             # The look that was in flight may have been this acquisition's, and its answer is lost with it.
             self._healing.look_in(0.0)

@@ -276,6 +276,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         return functools.partial(self._refused, asked=self._limit)
 
     def _check_weight(self, weight: int) -> int:
+        if weight is self._weight:
+            return weight
         weight = permits(weight, "weight")
         if 0 < self._limit < weight:
             raise ValueError(f"a weight of {weight} never fits into the limit {self._limit} of {self.name!r}")

@@ -27,8 +27,12 @@ from .inside import Attached
 
 ALWAYS = ("tests/conformance/", "tests/faults/", "tests/recovery/", "tests/cluster/")
 """Folders whose tests are all observed, but half of those of kinds that share; of the others half are."""
-NEVER = ("tests/mutation/", "tests/simulation/test_compat_sequences.py::test_the_comparison_notices_a_difference")
-"""Tests that break the package on purpose, in this process."""
+NEVER = (
+    "tests/mutation/",
+    "tests/simulation/test_compat_sequences.py::test_the_comparison_notices_a_difference",
+    "tests/engine/test_calls.py",
+)
+"""Tests that break the package on purpose, in this process, or count its calls."""
 REMEMBERS = ("tests/conformance/test_cancellation.py", "tests/conformance/test_loss.py", "tests/faults/test_wire.py")
 """Tests that forget no lease. (Others do: a crash, say, is a coordinator that nothing refers to any more.)"""
 
