@@ -14,7 +14,6 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.gate import _times
 from ..support.inside import CONTENDED, FENCE_RANGE, hub_of, link_events_of, now, tuned
 from ..support.proxy import DROP, HOLD_REPLY, FaultProxy, anything
 from ..support.sharing import (
@@ -32,6 +31,7 @@ from ..support.sharing import (
     turns,
     waiters,
 )
+from ..support.virtual import virtual_time
 from ..support.wired import RENEW
 
 TRIES = 3
@@ -47,6 +47,7 @@ def rising(leases: list[Lease]) -> bool:
 # -- handing on ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real  # counts the commands of the server
 @pytest.mark.parametrize(("grants", "sent"), [(6, 2), (10, 3)])
 async def test_p2_handing_on_sends_nothing(redis: Redis, sync: Coordinator, grants: int, sent: int) -> None:
     """P2, P8: 60 grants among 10 tasks are one acquire and one release, in the order of asking and under one token.
@@ -165,7 +166,8 @@ async def test_p2_at_most_burst_more(redis: Redis, other: Coordinator, burst: in
 async def test_p2_not_after_slice(redis: Redis, make_client: MakeClient, share: bool) -> None:
     """P2: handed on until ``slice`` has passed since the word, and not after; the waiter may share or not."""
     late = 0.0
-    with _times(lambda: now() + late):
+    before = now
+    with virtual_time(lambda: before() + late):
         async with (
             tuned(redis, burst=10**6, slice=5) as sync,
             Coordinator(make_client(), claim=30) as other,  # its clock is ahead too
@@ -246,7 +248,6 @@ async def grants(coordinators: tuple[Coordinator, ...], tasks: tuple[int, ...], 
     )
 
 
-@pytest.mark.timing
 async def test_p2_a_lone_task_gets_its_half(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P2: a process with one busy task has as many grants as one with sixteen."""
     shares = []
@@ -258,7 +259,6 @@ async def test_p2_a_lone_task_gets_its_half(redis: Redis, sync: Coordinator, oth
     raise AssertionError(shares)
 
 
-@pytest.mark.timing
 async def test_p2_jain(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P2: two times sixteen tasks: Jain's index over all of them is 0.95 at least."""
     indices = []
@@ -273,7 +273,6 @@ async def test_p2_jain(redis: Redis, sync: Coordinator, other: Coordinator) -> N
 # -- the word is lost ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.timing
 async def test_p3_the_word_is_lost_and_a_renewal_says_it(redis: Redis, other: Coordinator) -> None:
     """P3: nobody hears that others wait; the next renewal says so."""
     async with tuned(redis, slice=60) as sync:

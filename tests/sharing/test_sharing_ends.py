@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, wait_until
 
 from ..support.body import FAST, for_ever, lost_in
-from ..support.gate import _times
 from ..support.inside import hub_of, manager, now
 from ..support.sharing import (
     NAME,
@@ -26,12 +25,12 @@ from ..support.sharing import (
     turns,
     waiters,
 )
+from ..support.virtual import virtual_time
 
 # -- the end of a task's own lease ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own", [{"ttl": 0.2, "auto_renew": False}, {"max_hold": 0.2}])
-@pytest.mark.timing
 async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: dict[str, Any]) -> None:
     """P6: its body is cancelled at its own end; then the base goes back, and the waiters get another one.
 
@@ -62,7 +61,6 @@ async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: di
     await gets_free(redis)
 
 
-@pytest.mark.timing
 async def test_p6_it_overstays_and_nobody_waits(redis: Redis, sync: Coordinator) -> None:
     """P6: then the lock is free, also when it might have rested."""
     lock = shared(sync, ttl=0.1, auto_renew=False, linger=60)
@@ -113,7 +111,6 @@ async def test_a_timeout_says_how_long_its_own_process_has_it(sync: Coordinator,
     await lease.release()
 
 
-@pytest.mark.timing
 async def test_p6_an_extension_does_not_shorten_max_hold(redis: Redis, sync: Coordinator) -> None:
     """P6: as for a lease that is not shared: renewals go on with the new ttl until then. Not so without renewals."""
     cases: list[tuple[dict[str, Any], float]] = [({"max_hold": 1.0}, 0.8), ({"auto_renew": False}, 0.15)]
@@ -156,7 +153,6 @@ async def test_p2_what_is_left_behind_when_it_has_ended(
 
 
 @pytest.mark.parametrize("how", ["deleted", "taken over"])
-@pytest.mark.timing
 async def test_p1_p6_the_base_is_lost(redis: Redis, sync: Coordinator, how: str) -> None:
     """P1, P6: who has it loses it; of those who wait nobody gets it, but what the server grants next."""
     lock = shared(sync, ttl=3)
@@ -186,7 +182,8 @@ async def test_p1_p6_the_base_is_lost(redis: Redis, sync: Coordinator, how: str)
 async def test_p1_a_process_that_was_stopped(redis: Redis, sync: Coordinator) -> None:
     """P1: when the local deadline has passed nothing is handed on, nor taken from what rests: the server is asked."""
     late = 0.0
-    with _times(lambda: now() + late):
+    before = now
+    with virtual_time(lambda: before() + late):
         for rests in (False, True):
             late = 0.0
             lock = shared(sync, ttl=30, linger=60)

@@ -48,7 +48,6 @@ async def leaves(task: asyncio.Task[Lease], how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
-@pytest.mark.timing
 async def test_p3_a_task_that_left_the_line_takes_nothing(redis: Redis, sync: Coordinator, how: str) -> None:
     """P3, P5: one that does not wait gets a free lock, whatever task left the line behind the last waiter."""
     lock, brief = shared(sync), shared(sync, ttl=0.1, auto_renew=False)
@@ -69,7 +68,6 @@ async def test_p3_a_task_that_left_the_line_takes_nothing(redis: Redis, sync: Co
         await (await lock.acquire(timeout=0)).release()
 
 
-@pytest.mark.timing
 async def test_p3_a_task_that_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P3: a task that waits when the limit is changed goes on under the new one, whatever task left a line of that."""
     few = AsyncSemaphore(sync, NAME, limit=4, share=True)

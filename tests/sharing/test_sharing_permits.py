@@ -97,7 +97,6 @@ async def test_p8_a_permit_that_is_handed_on_has_a_higher_fence(sync: Coordinato
     await last.release()
 
 
-@pytest.mark.timing
 async def test_p2_another_process_has_its_turn(sync: Coordinator, other: Coordinator) -> None:
     """It waits for one permit of five; all five are busy in a process whose tasks never stop asking."""
     sem, stop = semaphore(sync), False
@@ -170,7 +169,6 @@ async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
-@pytest.mark.timing
 async def test_a_lower_limit_reaches_tasks_that_share(sync: Coordinator, other: Coordinator, by_itself: bool) -> None:
     """P1: immediately in the process that sets it, elsewhere with the next renewal; nothing is given until it fits."""
     sem, stop = semaphore(sync, None, ttl=0.6), False
@@ -232,7 +230,6 @@ async def test_a_limit_that_is_changed_by_less_than_a_weight(sync: Coordinator) 
     await first.release()
 
 
-@pytest.mark.timing
 async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(sync: Coordinator, redis: Redis) -> None:
     sem = semaphore(sync, 1, ttl=0.3)
     lost = await sem.acquire()
@@ -250,6 +247,7 @@ async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(sync: Coordinator, r
 # -- readers and writers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.real  # counts the commands of the server
 async def test_readers_of_a_process_share_one_permit(sync: Coordinator, redis: Redis) -> None:
     """P9: a hundred readers, one permit, three scripts."""
     rw = AsyncReadWriteLock(sync, NAME, share=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from redis_sync_aio.errors import WrongContext
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.inside import LeaseState, ProcessGrant, TaskGrant, hub_of, process_grants, tuned
+from ..support.inside import LeaseState, ProcessGrant, TaskGrant, hub_of, now, process_grants, tuned
 from ..support.options import OPTIONS
 from ..support.sharing import (
     NAME,
@@ -53,6 +52,7 @@ async def free(redis: Redis) -> bool:
 # -- linger --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real  # counts the commands of the server
 async def test_p2_nothing_is_sent_while_it_rests(redis: Redis, sync: Coordinator) -> None:
     """P2, P8: a task that comes back within ``linger`` has it immediately, under a greater fence; also from ``try``."""
     lock = shared(sync, linger=60)
@@ -135,7 +135,6 @@ async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, syn
         await untyped.execute_command("ACL", "SETUSER", "default", "allchannels")
 
 
-@pytest.mark.timing
 async def test_p6_what_rests_is_renewed(redis: Redis, sync: Coordinator) -> None:
     """P6: it is ours as long as it rests, longer than its ttl."""
     lock = shared(sync, ttl=0.5, linger=60)
@@ -160,26 +159,24 @@ async def test_p3_a_resting_grant_goes_to_another_process_that_asks(
     await gets_free(redis)
 
 
-@pytest.mark.timing
 async def test_p3_what_rests_goes_after_linger(redis: Redis, sync: Coordinator) -> None:
     """P3: a foreign lock, which nobody hears of, waits for ``linger`` and no longer."""
     foreign = redis.lock(NAME, timeout=5, sleep=0.001)
     lock = shared(sync, linger=0.1)
     await (await lock.acquire()).release()
-    began = time.monotonic()
+    began = now()
     assert await foreign.acquire(blocking_timeout=5)
-    assert 0.05 < time.monotonic() - began < 2
+    assert 0.05 < now() - began < 2
     await foreign.release()
     await wait_until(lambda: not (hub_of(sync).resources or hub_of(sync).listeners), FAST, timeout=5)
 
 
-@pytest.mark.timing
 async def test_p2_linger_begins_again_with_each_release(redis: Redis, sync: Coordinator) -> None:
     """P2: with each release; one timer does for all of them."""
     lock = shared(sync, linger=0.4)
     lease = await lock.acquire()
-    base, began = process_grant_of(lease), time.monotonic()
-    while time.monotonic() - began < 1:
+    base, began = process_grant_of(lease), now()
+    while now() - began < 1:
         await lease.release()
         await asyncio.sleep(0.01)
         lease = await lock.acquire()
@@ -416,6 +413,7 @@ async def test_p12_another_loop(redis: Redis, sync: Coordinator) -> None:
     await (await resting.acquire()).release()
 
 
+@pytest.mark.real
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 async def test_p12_a_fork(redis: Redis, sync: Coordinator) -> None:
     """P12: in the child no lease is released, and nothing that rests or waits is handed out; the parent goes on."""

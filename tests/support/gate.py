@@ -18,12 +18,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
-import selectors
-import socket
-import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Self, TypeVar
 
 import hiredis
@@ -31,9 +27,9 @@ from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .inside import cancellation
-from .inside import clock as real_clock
-from .resp import Frame, Splitter
+from .resp import Frame
+from .virtual import PUBLISHING, IdleLoop, Stuck, Wire, virtual_time
+from .virtual import Command as Command
 
 T = TypeVar("T")
 
@@ -41,40 +37,8 @@ NO_INTRODUCTION: dict[str, Any] = (
     {"driver_info": None} if importlib.util.find_spec("redis.driver_info") else {"lib_name": None, "lib_version": None}
 )
 """Options of a client that does not tell the server which library it is of; redis-py before 7.2 has other ones."""
-Command = tuple[bytes, ...]
 Move = tuple[int, Callable[[], object]]
 """Something that may happen next, and how likely it is."""
-
-_PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"CLIENT", b"EXEC"})
-"""After these there may be something for others: a push, or the end of their connection."""
-
-
-class Stuck(AssertionError):
-    """Tasks wait, and nothing will ever happen again."""
-
-
-class _Selector(selectors.SelectSelector):
-    """Nothing is ever ready, but the gate may do something instead of waiting."""
-
-    def __init__(self, idle: Callable[[float | None], None]) -> None:
-        super().__init__()
-        self._idle = idle
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout > 0:
-            self._idle(timeout)
-        return []
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that lives in the gate's time."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        super().__init__(_Selector(gate.idle))
-
-    def time(self) -> float:
-        return self._gate.time
 
 
 class Pipe(asyncio.Transport):
@@ -87,10 +51,7 @@ class Pipe(asyncio.Transport):
         super().__init__()
         self._gate, self._protocol = gate, protocol
         self._commands = hiredis.Reader()
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.settimeout(10)
-        self._server.connect(gate.path)
-        self._frames = Splitter()
+        self._wire = Wire(gate.path)
         self.up: deque[Command] = deque()
         self.down: deque[bytes] = deque()
         self.lost = False  # for the client
@@ -150,7 +111,7 @@ class Pipe(asyncio.Transport):
         """Close it at the server."""
         if not self.ended:
             self.ended = True
-            self._server.close()
+            self._wire.close()
 
     def deliver_up(self) -> None:
         """Let the server have the next command, and take its answer."""
@@ -166,8 +127,8 @@ class Pipe(asyncio.Transport):
         name = words[0].upper()
         self.subscribed |= name == b"SUBSCRIBE"
         self._follow(name, words)
-        self._ask(words, lambda frame: frame.items[:1] == [b"subscribe"] if name == b"SUBSCRIBE" else frame.kind != ">")
-        if name in _PUBLISHING and self.queued is None:
+        self._take(self._wire.ask(words, _is_confirmation if name == b"SUBSCRIBE" else None))
+        if name in PUBLISHING and self.queued is None:
             self._gate.collect()
 
     def _follow(self, name: bytes, words: Command) -> None:
@@ -191,27 +152,22 @@ class Pipe(asyncio.Transport):
             self.lose(None)
 
     def collect(self) -> None:
-        """Take what the server has sent by itself: all of it comes before the answer to a PING."""
-        self._ask((b"PING",), lambda frame: frame.items == [b"PONG"])
-        if self.down and self.down[-1] == b"+PONG\r\n":
-            self.down.pop()
+        """Take what the server has sent by itself."""
+        self._take(self._wire.sent())
 
-    def _ask(self, words: Command, is_answer: Callable[[Frame], bool]) -> None:
+    def _take(self, frames: Iterator[Frame]) -> None:
         try:
-            self._server.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]
-            answered = False
-            while not answered:
-                data = self._server.recv(65536)
-                if not data:
-                    raise ConnectionResetError
-                for frame in self._frames.feed(data):
-                    answered |= is_answer(frame)
-                    if not self.lost:
-                        self.down.append(frame.raw)
+            for frame in frames:
+                if not self.lost:
+                    self.down.append(frame.raw)
         except ConnectionError:
             self.end()
             if not self.lost:
                 self.down.append(b"")
+
+
+def _is_confirmation(frame: Frame) -> bool:
+    return frame.items[:1] == [b"subscribe"]
 
 
 class _Connection(Connection):
@@ -259,7 +215,7 @@ class Gate:
         self.errors: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        self._patched = _times(lambda: self.time)
+        self._patched = virtual_time(lambda: self.time)
         self._patched.__enter__()
         self._random = random.getstate()
         random.seed(0)  # back-off and jitter
@@ -279,7 +235,7 @@ class Gate:
         """Run ``main()`` to its end in a new event loop. Errors that nobody looks at are raised, too."""
         self.errors = []
         try:
-            with asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner:
+            with asyncio.Runner(loop_factory=lambda: IdleLoop(lambda: self.time, self.idle)) as runner:
                 runner.get_loop().set_exception_handler(lambda _, context: self.errors.append(context))
                 result = runner.run(main())
         finally:
@@ -337,31 +293,3 @@ class Gate:
         for pipe in self.pipes:
             if pipe.subscribed and not pipe.ended and pipe.queued is None:  # else the PING would be queued
                 pipe.collect()
-
-
-@contextmanager
-def _times(clock: Callable[[], float]) -> Iterator[None]:
-    """Let every module of the package that has the clock by its name have this one.
-
-    And no timer repeats cancellations every 0.1 seconds: nothing takes longer than that then, in a time that only
-    passes when there is nothing else to do.
-    """
-    real, heed = real_clock.now, cancellation.HEED_EVERY
-    cancellation.HEED_EVERY = None
-    _replace_now(real, clock)
-    try:
-        yield
-    finally:
-        cancellation.HEED_EVERY = heed
-        _replace_now(clock, real)  # also where a module was imported meanwhile
-
-
-def _replace_now(old: Callable[[], float], new: Callable[[], float]) -> None:
-    """Let every module of the package that has ``old`` as its clock have ``new``."""
-    modules: Sequence[Any] = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "redis_sync_aio" and getattr(module, "now", None) is old
-    ]
-    for module in modules:
-        module.now = new

@@ -36,7 +36,6 @@ from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
 from ..support.transactions import in_use, watchers
 from ..support.transactions_wired import Wired, wired
 
-pytestmark = pytest.mark.timing
 OVERTAKES = 15 * OPTIONS.scale
 """How often a holder is stopped and overtaken. Before a release: --scale=60."""
 
@@ -385,6 +384,8 @@ async def _stopped(child: Child, late: asyncio.Future[Answer]) -> bool:
     return not late.done() or not isinstance(late.exception(), Failed)
 
 
+@pytest.mark.real  # a process
+@pytest.mark.timing
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", ["guarded", "unguarded"])
 async def test_a_holder_that_is_stopped_beyond_its_lease_overwrites_nothing(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import time
 import warnings
 from typing import Any, get_type_hints
 
@@ -31,6 +30,7 @@ from redis_sync_aio.errors import PartiallyApplied
 from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
+from ..support.inside import now
 from ..support.timed import timed
 from ..support.transactions import Insufficient, in_use, increment, interrupted, watchers
 
@@ -69,7 +69,6 @@ async def test_it_gives_up_after_so_many_attempts(redis: Redis) -> None:
     assert await watchers(redis) == 0
 
 
-@pytest.mark.timing
 async def test_it_gives_up_when_its_time_is_over(redis: Redis) -> None:
     slow = Backoff(initial=0.03, factor=1, cap=0.03, jitter=False)
 
@@ -302,7 +301,6 @@ async def test_an_error_of_a_read_is_the_clients(redis: Redis) -> None:
     assert await watchers(redis) == 0
 
 
-@pytest.mark.timing
 async def test_a_server_out_of_reach_is_tried_again_within_the_deadline(make_client: MakeClient) -> None:
     redis = Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0))
     with pytest.raises(Unreachable, match="nothing was written"):
@@ -314,23 +312,21 @@ UNREACHED: Any = (RedisConnectionError, OSError)
 """What such a client tries again: redis-py before 7 does not count a refused connection, an OSError, unless told."""
 
 
-@pytest.mark.timing
 async def test_a_server_out_of_reach_is_not_tried_forever(make_client: MakeClient) -> None:
     """Not even with any number of attempts, nor by a client that itself tries for long."""
     redis = Redis(host="127.0.0.1", port=1, retry=Retry(ConstantBackoff(0.1), 2, UNREACHED))
     async with Coordinator(redis, retry_for=0.3, push="never") as sync:
-        begin = time.monotonic()
+        begin = now()
         with pytest.raises(Unreachable, match="nothing was written"):
             await transaction(sync, increment, "n", attempts=1_000_000)
-        assert 0.3 < time.monotonic() - begin < 3
-        begin = time.monotonic()
+        assert 0.3 < now() - begin < 3
+        begin = now()
         with pytest.raises(Unreachable, match="nothing was written"):
             await transaction(sync, increment, "n", attempts=1_000_000, timeout=2)
-        assert time.monotonic() - begin > 1.5
+        assert now() - begin > 1.5
     await redis.aclose()
 
 
-@pytest.mark.timing
 async def test_no_attempt_begins_after_the_time_for_it() -> None:
     """The time that redis-py took to connect, again and again, counts, too."""
     redis = Redis(host="127.0.0.1", port=1, retry=Retry(ConstantBackoff(0.1), 4, UNREACHED))
@@ -348,7 +344,6 @@ async def test_no_attempt_begins_after_the_time_for_it() -> None:
     await redis.aclose()
 
 
-@pytest.mark.timing
 async def test_a_long_body_takes_no_time_from_later_retries(redis: Redis) -> None:
     """What comes after it is tried again for as long as after a short one."""
     async with Coordinator(redis, retry_for=0.2) as sync:

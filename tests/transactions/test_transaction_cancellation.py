@@ -23,7 +23,6 @@ from ..support.inside import turn_key
 from ..support.sweep import Outcome, sweep
 from ..support.transactions import in_use, watchers
 
-pytestmark = pytest.mark.timing
 injected: Counter[str] = Counter()
 
 

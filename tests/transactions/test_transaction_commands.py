@@ -213,7 +213,6 @@ async def test_a_use_of_a_reply_before_exec_is_refused(redis: Redis) -> None:
 # -- many keys -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timing
 async def test_many_keys_are_watched_in_linear_time_and_listed_in_part(redis: Redis) -> None:
     """Each key was compared with all before it: seconds in which nothing else ran. And a message had all of them."""
     names = [f"key:{number}" for number in range(40_000)]

@@ -36,7 +36,6 @@ from ..support.inside import TURN_TTL, now
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD
 from ..support.transactions import in_use, proxied, watchers
 
-pytestmark = pytest.mark.timing
 # -- before multi() ------------------------------------------------------------------------------------------
 
 

@@ -249,6 +249,7 @@ CALLS: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], str]
 }
 
 
+@pytest.mark.real  # counts the commands of the server
 @pytest.mark.parametrize("name", CALLS)
 async def test_bad_arguments_fail_at_the_call(redis: Redis, name: str) -> None:
     call, error, words = CALLS[name]

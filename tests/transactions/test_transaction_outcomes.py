@@ -34,8 +34,6 @@ from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, HOLD_REPLY
 from ..support.transactions import Insufficient, in_use, increment, interrupted, prove, watchers
 from ..support.transactions_wired import Wired, wired
 
-pytestmark = pytest.mark.timing
-
 
 @pytest_asyncio.fixture
 async def it(server: EmbeddedServer) -> AsyncIterator[Wired]:
@@ -369,6 +367,8 @@ async def scripts(it: Wired) -> int:
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
 
 
+@pytest.mark.real  # counts the commands of the server
+@pytest.mark.timing
 @pytest.mark.parametrize("body", CERTAIN, ids=lambda body: body.__name__)
 async def test_a_lease_whose_guarded_commit_certainly_ended_is_handed_on_as_before(
     it: Wired, body: Callable[[Wired, Transaction], Awaitable[None]]

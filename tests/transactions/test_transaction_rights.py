@@ -21,8 +21,6 @@ from ..support.proxy import CUT_BEFORE, ERROR, HOLD_REPLY, SWALLOW_REPLY, FaultP
 from ..support.transactions import in_use, increment, prove, proxied, watchers
 from ..support.transactions_wired import wired
 
-pytestmark = pytest.mark.timing
-
 
 @asynccontextmanager
 async def user(redis: Redis, make_client: MakeClient, *rights: str) -> AsyncIterator[Redis]:

@@ -29,6 +29,7 @@ def crew() -> Iterator[Crew]:
         yield crew
 
 
+@pytest.mark.real  # processes
 @pytest.mark.parametrize(
     "after",
     [
@@ -103,7 +104,6 @@ async def test_a_transaction_that_finds_a_turn_taken_takes_its_own(redis: Redis,
     assert (done.value, done.attempts, done.conflicts, done.escalated) == (3, 1, 0, True)
 
 
-@pytest.mark.timing
 async def test_waiting_for_the_turn_ends_with_the_deadline(redis: Redis, sync: Coordinator) -> None:
     lock = AsyncLock(sync, turn_key(b"n"))
     lease = await lock.acquire()

@@ -49,7 +49,6 @@ from ..support.proxy import (
 from ..support.timed import failures
 from ..support.transactions_wired import TIMEOUT, Wired, wired
 
-pytestmark = pytest.mark.timing
 TRANSACTIONS = 160 * OPTIONS.scale
 """How many of them meet faults at random. Before a release: --scale=60."""
 

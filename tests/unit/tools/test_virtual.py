@@ -1,4 +1,4 @@
-"""`support.gate` gives the clocks back that it takes."""
+"""`support.virtual` gives the clocks back that it takes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from ...support import gate
+from ...support.inside import clock
+from ...support.virtual import virtual_time
 
 
 def test_a_module_that_was_imported_meanwhile_has_the_real_clock_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `_core.observers`, which is imported with the first observer."""
-    clock = vars(gate)["real_clock"]
     real = clock.now
-    with gate._times(lambda: 7.0):
+    with virtual_time(lambda: 7.0):
         late = ModuleType("redis_sync_aio.late")
         vars(late)["now"] = clock.now
         assert late.now() == 7.0

@@ -1,0 +1,561 @@
+"""Virtual time: tests that wait, with real clients and a real server, and no second of waiting.
+
+    from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+
+in a folder's conftest.py runs its coroutines in a `VirtualLoop`, but for those marked ``real``.
+
+Connections inside the process are in memory. A connection to a server is a blocking socket that is asked one command
+at a time. When the loop has nothing to do, the time of its next timer comes. The server follows: its scripts and TIME
+tell the loop's time, and its keys lose as much of their ttl as has passed. A command takes a tenth of a millisecond.
+
+What needs real time: TLS, threads and processes with timers of their own, servers that are paused, commands that block.
+`simulation` runs on the same loop; there a gate (`gate.py`) decides what happens next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
+
+import hiredis
+import pytest
+
+from redis_sync_aio import _scripts as scripts
+from redis_sync_aio.testing._resp import Frame, Splitter
+
+from .executions import clocked
+from .inside import cancellation, load
+from .inside import clock as real_clock
+
+Address: TypeAlias = str | tuple[str, int]
+Command: TypeAlias = tuple[bytes, ...]
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+EPOCH = 1_900_000_000
+"""Seconds since 1970 when a loop's time is 0."""
+COMMAND = 0.0001
+"""Seconds that a command takes."""
+YOUNG_MS, OLD_MS = 3, 50
+"""By so many milliseconds keys may be too young, as virtual time has passed, or too old, as real time has."""
+PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"SPUBLISH", b"CLIENT", b"EXEC"})
+"""After these there may be something for others: a push, or the end of their connection."""
+SUBSCRIBING = frozenset({b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"})
+PONGS = (b"+PONG\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+SHIFT = """
+for number, _, expires in redis.call('INFO', 'keyspace'):gmatch('db(%d+):keys=(%d+),expires=(%d+)') do
+  if expires ~= '0' then
+    redis.call('SELECT', number)
+    for _, key in ipairs(redis.call('KEYS', '*')) do
+      local left = redis.call('PTTL', key)
+      if left >= 0 and left <= tonumber(ARGV[1]) then redis.call('DEL', key)
+      elseif left >= 0 then redis.call('PEXPIRE', key, left - ARGV[1]) end
+    end
+  end
+end"""
+"""Take milliseconds from the ttl of each key."""
+
+
+class Stuck(AssertionError):
+    """Tasks wait, and nothing will ever happen again."""
+
+
+# -- The clock -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def virtual_time(clock: Callable[[], float]) -> Iterator[None]:
+    """Give every module of the package and of the tests this clock, by the names ``now`` and ``wall_ns``.
+
+    No timer repeats cancellations every 0.1 seconds meanwhile: time passes only while nothing else happens.
+    """
+
+    def wall_ns() -> int:
+        return int((EPOCH + clock()) * 1e9)
+
+    clocks = {"now": (real_clock.now, clock), "wall_ns": (real_clock.wall_ns, wall_ns)}
+    heed, cancellation.HEED_EVERY = cancellation.HEED_EVERY, None
+    for name, (real, new) in clocks.items():
+        _replace(name, real, new)
+    try:
+        yield
+    finally:
+        cancellation.HEED_EVERY = heed
+        for name, (real, new) in clocks.items():
+            _replace(name, new, real)  # also where a module was imported meanwhile
+
+
+def _replace(name: str, old: object, new: object) -> None:
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] in ("redis_sync_aio", "tests") and getattr(module, name, None) is old:
+            setattr(module, name, new)
+
+
+def block(seconds: float) -> None:
+    """Block the running event loop, as ``time.sleep`` does."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualLoop):
+        loop.pass_time(seconds)
+    else:
+        time.sleep(seconds)
+
+
+# -- The server ----------------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """A blocking connection to a server."""
+
+    def __init__(self, address: Address) -> None:
+        if isinstance(address, str):
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.settimeout(10)
+            self._socket.connect(address)
+        else:
+            self._socket = socket.create_connection(address, 10)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._frames = Splitter()
+
+    def ask(self, words: Command, is_answer: Callable[[Frame], bool] | None = None) -> Iterator[Frame]:
+        """Yield the frames that the server sends up to its answer: the first one that is no push, by default."""
+        self._socket.sendall(hiredis.pack_command(cast("tuple[Any, ...]", words)))
+        answered = False
+        while not answered:
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionResetError
+            for frame in self._frames.feed(data):
+                answered |= frame.kind != ">" if is_answer is None else is_answer(frame)
+                yield frame
+
+    def sent(self) -> Iterator[Frame]:
+        """Yield what the server has sent by itself: all of it comes before the answer to a PING."""
+        for frame in self.ask((b"PING",), lambda frame: frame.raw in PONGS):
+            if frame.raw not in PONGS:
+                yield frame
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ServerClock:
+    """The time of one server: its keys lose what has passed in virtual time, and get back what has in real time."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._real = time.monotonic()
+        self._late = 0.0
+
+    def pass_time(self, seconds: float) -> None:
+        real = time.monotonic()
+        self._late += seconds - (real - self._real)
+        self._real = real
+
+    def set(self) -> None:
+        """Let the server's keys be as old as they are in virtual time."""
+        milliseconds = int(self._late * 1000)
+        if milliseconds >= YOUNG_MS or milliseconds <= -OLD_MS:
+            self._late -= milliseconds / 1000
+            with suppress(OSError):  # its end
+                for _ in self._wire.ask((b"EVAL", SHIFT.encode(), b"0", b"%d" % milliseconds)):
+                    pass
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+@cache
+def _clocked() -> Mapping[bytes, bytes]:
+    """Return the scripts that read the clock, with two more arguments for it, by their SHA1 and by their source."""
+    found: dict[bytes, bytes] = {}
+    root = Path(scripts.__file__).parent
+    for path in root.glob("*/*.lua"):
+        if path.parent.name != "include":
+            script = load(f"{path.parent.name}/{path.stem}")
+            if b"redis.call('TIME')" in script.source:
+                found[script.sha] = found[script.source] = clocked(script).encode()
+    return found
+
+
+def in_time(words: Command, now: float) -> Command:
+    """Return a command, with a script that takes its time from its arguments in the place of one that asks for it."""
+    name, known = words[0].upper(), _clocked()
+    if name in (b"EVALSHA", b"EVAL") and words[1] in known:
+        source = known[words[1]]
+        script = _sha(source) if name == b"EVALSHA" else source
+        return name, script, *words[2:], *(b"%d" % part for part in _parts(now))
+    if name == b"SCRIPT" and len(words) == 3 and words[1].upper() == b"EXISTS" and words[2] in known:
+        return *words[:2], _sha(known[words[2]])
+    return words
+
+
+def _sha(source: bytes) -> bytes:
+    return sha1(source).hexdigest().encode()
+
+
+def _parts(now: float) -> tuple[int, int]:
+    return divmod(int((EPOCH + now) * 1e6), 1_000_000)
+
+
+# -- The network ---------------------------------------------------------------------------------------------------
+
+
+class Socket(asyncio.Transport):
+    """One end of a connection; what it sends arrives in the next turn of the loop."""
+
+    def __init__(self, loop: VirtualLoop, protocol: asyncio.BaseProtocol) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self._loop = loop
+        self._protocol = protocol
+        self.closing = False
+        loop.call_soon(protocol.connection_made, self)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def take(self, data: bytes) -> None:
+        """Give the protocol what has arrived."""
+        if data and not self.closing:
+            assert isinstance(self._protocol, asyncio.Protocol)
+            self._protocol.data_received(data)
+
+    def take_eof(self) -> None:
+        """Tell the protocol that no more comes."""
+        if not self.closing:
+            assert isinstance(self._protocol, asyncio.Protocol)
+            if not self._protocol.eof_received():
+                self.close()
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            self._loop.call_soon(self._protocol.connection_lost, None)
+            self.ended()
+
+    def ended(self) -> None:
+        """Tell the other end."""
+
+    def abort(self) -> None:
+        self.close()
+
+
+class Pipe(Socket):
+    """An end whose other end is in this process, too."""
+
+    peer: Pipe
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self.closing:
+            self._loop.call_soon(self.peer.take, bytes(data))
+
+    def write_eof(self) -> None:
+        if not self.closing:
+            self._loop.call_soon(self.peer.take_eof)
+
+    def ended(self) -> None:
+        self._loop.call_soon(self.peer.take_eof)
+
+
+class ToServer(Socket):
+    """An end whose other end is a server."""
+
+    def __init__(self, loop: VirtualLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
+        self._wire = loop.connect(address)
+        super().__init__(loop, protocol)
+        self._commands = hiredis.Reader()
+        self._up: deque[Command] = deque()
+        self._due = False
+        self._gone = False
+        self._subscribed = False
+        self._queueing = False
+        self.watching = False
+        loop.to_servers.add(self)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.closing:
+            return
+        self._commands.feed(bytes(data))
+        while (words := self._commands.gets()) is not False:
+            self._up.append(tuple(words))
+        if self._up and not self._due:
+            self._due = True
+            self._loop.call_soon(self._deliver)
+
+    def write_eof(self) -> None:
+        self._loop.call_soon(self.close)  # as the server does, after what was written
+
+    def _deliver(self) -> None:
+        self._due = False
+        answers = []
+        while self._up and not self._gone:
+            answers.append(self._answer(self._up.popleft()))
+        self.take(b"".join(answers))
+        if self._gone:
+            self.take_eof()
+
+    def _answer(self, words: Command) -> bytes:
+        """Let the server have a command; return what it sends."""
+        name = words[0].upper()
+        self._loop.pass_time(COMMAND)
+        if name == b"TIME" and not self._queueing:
+            seconds, micros = (b"%d" % part for part in _parts(self._loop.time()))
+            return b"*2\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(seconds), seconds, len(micros), micros)
+        if name == b"SCRIPT" and words[1].upper() == b"LOAD" and words[2] in _clocked():
+            self._ask((b"SCRIPT", b"LOAD", _clocked()[words[2]]))
+        self._loop.set_servers()
+        self._follow(name)
+        said = self._ask(in_time(words, self._loop.time()), name.lower() if name in SUBSCRIBING else None)
+        if name in PUBLISHING and not self._queueing:
+            for other in list(self._loop.to_servers):
+                if other is not self:
+                    other.collect(name == b"CLIENT")
+        return said
+
+    def _follow(self, name: bytes) -> None:
+        self._subscribed |= name in SUBSCRIBING
+        self._queueing = name == b"MULTI" or (self._queueing and name not in (b"EXEC", b"DISCARD"))
+        self.watching = name == b"WATCH" or (self.watching and name not in (b"EXEC", b"DISCARD", b"UNWATCH"))
+
+    def _ask(self, words: Command, confirmed: bytes | None = None) -> bytes:
+        """Return what the server sends up to its answer, or up to the first confirmation of a subscription."""
+        said = []
+        try:
+            is_answer = None if confirmed is None else lambda frame: frame.kind == "-" or frame.items[:1] == [confirmed]
+            for frame in self._wire.ask(words, is_answer):
+                said.append(frame.raw)
+        except TimeoutError:
+            raise Stuck(f"the server does not answer {words[:2]!r}: mark the test `real`") from None
+        except OSError:
+            self._gone = True
+        return b"".join(said)
+
+    def collect(self, kills: bool) -> None:
+        """Take what the server has sent by itself; ``kills``: or notice that it has closed this connection."""
+        if self._gone or self._queueing or not (self._subscribed or kills):
+            return
+        said = []
+        try:
+            for frame in self._wire.sent():
+                said.append(frame.raw)
+        except OSError:
+            self._gone = True
+        self._loop.call_soon(self.take, b"".join(said))
+        if self._gone:
+            self._loop.call_soon(self.take_eof)
+
+    def ended(self) -> None:
+        """Let the server have what was written before the end."""
+        while self._up and not self._gone:
+            self._answer(self._up.popleft())
+        self._gone = True
+        self._wire.close()
+        self._loop.to_servers.discard(self)
+
+
+class Listener(asyncio.AbstractServer):
+    """A server in this process, such as a proxy."""
+
+    def __init__(self, loop: VirtualLoop, factory: Callable[[], asyncio.BaseProtocol], port: int) -> None:
+        self._loop, self._factory, self._port = loop, factory, port
+        self._accepted: list[Pipe] = []
+        loop.listeners[port] = self
+
+    def accept(self) -> Pipe:
+        self._accepted.append(Pipe(self._loop, self._factory()))
+        return self._accepted[-1]
+
+    @property
+    def sockets(self) -> list[Listener]:
+        return [self]
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", self._port
+
+    def close(self) -> None:
+        self._loop.listeners.pop(self._port, None)
+
+    def close_clients(self) -> None:
+        for one in self._accepted:
+            one.close()
+
+    abort_clients = close_clients
+
+    def is_serving(self) -> bool:
+        return self._port in self._loop.listeners
+
+    def get_loop(self) -> VirtualLoop:
+        return self._loop
+
+    async def start_serving(self) -> None:
+        """Return: it serves from the beginning."""
+
+    async def serve_forever(self) -> None:
+        await asyncio.Event().wait()
+
+    async def wait_closed(self) -> None:
+        """Return: connections outlive it."""
+
+
+# -- The loops -----------------------------------------------------------------------------------------------------
+
+
+class _Selector(selectors.DefaultSelector):
+    """Calls ``idle`` in the place of waiting."""
+
+    def __init__(self, idle: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._idle = idle
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and (timeout is None or timeout > 0):
+            self._idle(timeout)
+        return ready
+
+    def wait(self, timeout: float) -> None:
+        """Wait in real time until something is ready."""
+        super().select(timeout)
+
+
+class IdleLoop(asyncio.SelectorEventLoop):
+    """An event loop in the time of ``clock()``, which calls ``idle`` in the place of waiting for the next timer."""
+
+    def __init__(self, clock: Callable[[], float], idle: Callable[[float | None], None]) -> None:
+        self._clock = clock
+        self._waiting = _Selector(idle)
+        super().__init__(self._waiting)
+
+    def time(self) -> float:
+        return self._clock()
+
+
+class VirtualLoop(IdleLoop):
+    """See the top of this module."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._clocks: dict[bytes, ServerClock] = {}
+        self._threads = 0
+        self._ports = iter(range(40000, 65536))
+        self.listeners: dict[int, Listener] = {}
+        self.to_servers: set[ToServer] = set()
+        super().__init__(lambda: self._now, self._idle)
+        self._random = random.getstate()
+        random.seed(0)  # back-off and jitter
+        self._patched = virtual_time(self.time)
+        self._patched.__enter__()
+
+    def close(self) -> None:
+        if not self.is_closed():
+            random.setstate(self._random)
+            self._patched.__exit__(None, None, None)
+            for one in list(self.to_servers):
+                one.close()
+            for clock in self._clocks.values():
+                clock.close()
+        super().close()
+
+    def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+        for clock in self._clocks.values():
+            clock.pass_time(seconds)
+
+    def set_servers(self) -> None:
+        """Let the servers' keys be as old as they are in virtual time, unless WATCH would notice."""
+        if not any(one.watching for one in self.to_servers):
+            for clock in self._clocks.values():
+                clock.set()
+
+    def _idle(self, timeout: float | None) -> None:
+        if self._threads:
+            self._waiting.wait(0.01)
+        elif timeout is None:
+            raise Stuck("nothing is in flight and no timer is set")
+        else:
+            self.pass_time(timeout)
+
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Run a function in a thread; no timer fires until it has ended."""
+        future = super().run_in_executor(executor, func, *args)
+        self._threads += 1
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, _: object) -> None:
+        self._threads -= 1
+
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        self._threads += 1
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self._threads -= 1
+
+    def connect(self, address: Address) -> Wire:
+        """Open a connection to a server, whose clock is this loop's from the first one on."""
+        wire = Wire(address)
+        found = b"".join(frame.raw for frame in wire.ask((b"INFO", b"server")))
+        run_id = found.partition(b"run_id:")[2].partition(b"\r\n")[0]
+        if run_id not in self._clocks:
+            self._clocks[run_id] = ServerClock(Wire(address))
+        return wire
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        _no_tls(options)
+        await asyncio.sleep(0)
+        protocol: asyncio.BaseProtocol = protocol_factory()
+        if port not in self.listeners:
+            return await self._made(ToServer(self, protocol, (host, port)), protocol)
+        here = Pipe(self, protocol)
+        here.peer = self.listeners[port].accept()
+        here.peer.peer = here
+        return await self._made(here, protocol)
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:
+        _no_tls(options)
+        await asyncio.sleep(0)
+        protocol: asyncio.BaseProtocol = protocol_factory()
+        return await self._made(ToServer(self, protocol, path), protocol)
+
+    async def _made(self, socket: Socket, protocol: asyncio.BaseProtocol) -> tuple[Socket, asyncio.BaseProtocol]:
+        await asyncio.sleep(0)
+        return socket, protocol
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        _no_tls(options)
+        return Listener(self, protocol_factory, port or next(self._ports))
+
+
+def _no_tls(options: Mapping[str, object]) -> None:
+    if options.get("ssl") or options.get("sock"):
+        raise NotImplementedError("neither TLS nor sockets in virtual time: mark the test `real`")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run the coroutines of a folder in virtual time, but for those marked ``real``."""
+    if item.get_closest_marker("real") is not None:
+        return {"real": asyncio.new_event_loop}
+    return {"virtual": VirtualLoop}
