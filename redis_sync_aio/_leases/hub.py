@@ -449,6 +449,8 @@ class Hub:
         self.hands_on: bool = True
         """True while tasks may hand grants to each other: until it drains, or ends."""
         self.asking: int = 0  # commands that `ask` waits for
+        self.uses: int = 0
+        """Number of requests and questions so far, for the timer of an implicit hub."""
         self.next_number: Callable[[], int] = itertools.count(1).__next__
         """Return a number for the next acquisition."""
         self.acquisitions: dict[int, Acquisition] = {}
@@ -524,7 +526,7 @@ class Hub:
 
         time = now()
         call = send(self.commands, Delivery(time, time + self.retry_for, done))
-        self.next_number()  # a use, for the timer of an implicit hub
+        self.uses += 1
         self.asking += 1
         try:
             return await outcome_of(outcome)
@@ -596,6 +598,7 @@ class Hub:
         ``spare``: an object the caller had for this name before, used again if there is none. Raises CoordinatorClosed
         while the hub drains.
         """
+        self.uses += 1
         resource = self.resources.get(keys.id)
         if self.emptied is not None:
             raise CoordinatorClosed.draining(text(keys.name), self.held_back)

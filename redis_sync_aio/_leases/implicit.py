@@ -157,13 +157,13 @@ class _Idle:
         self._look_later()
 
     def _look_later(self) -> None:
-        self._number = self._hub.next_number()
+        self._uses = self._hub.uses
         self._timer = self._hub.loop.call_later(IDLE, self._look)
 
     def _look(self) -> None:
         _close_orphans()
         hub = self._hub
-        if hub.resources or hub.asking or hub.next_number() > self._number + 1:
+        if hub.resources or hub.asking or hub.uses > self._uses:
             self._look_later()
         else:
             hub.closing.retire("it was idle")
