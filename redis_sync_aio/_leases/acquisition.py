@@ -521,21 +521,6 @@ class Acquisition:
             self._timer = None
 
 
-async def acquire(resource: Resource, request: Request) -> Grant | None:
-    """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
-    acquisition = Acquisition(resource, request, future := resource.hub.loop.create_future())
-    acquisition.ask()
-    try:
-        lease: Grant | None = await future
-    except BaseException:
-        undo_in(resource.hub.loop, partial(acquisition.task_cancelled, future))
-        del acquisition, future  # else they keep the traceback, and so what the caller acquires next, in a cycle
-        raise
-    if lease is not None and (task := asyncio.current_task(resource.hub.loop)) is not None:
-        resource.leases.acquired(lease, task)
-    return lease
-
-
 # -- A request that takes up a lease which another process has detached, on the acquire path -------------------
 
 
@@ -579,15 +564,22 @@ class Attachment(Acquisition):
         resource.hub.manager.releases.undo_attach(resource.keys, self.token, self._replaced, self._request.ttl_ms)
 
 
-async def attach(resource: Resource, request: Request, replaced: bytes) -> Grant | None:
-    """Attach for the current task what ``replaced`` holds: a lease, or None when it holds nothing."""
+async def acquire(resource: Resource, request: Request, replaced: bytes | None = None) -> Grant | None:
+    """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken.
+
+    ``replaced``: the token of a detached lease to take up; None is returned when it holds nothing.
+    """
     future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
-    attachment = Attachment(resource, request, future, replaced)
-    attachment.ask()
+    if replaced is None:
+        acquisition = Acquisition(resource, request, future)
+    else:
+        acquisition = Attachment(resource, request, future, replaced)
+    acquisition.ask()
     try:
         lease = await future
     except BaseException:
-        undo_in(resource.hub.loop, partial(attachment.task_cancelled, future))
+        undo_in(resource.hub.loop, partial(acquisition.task_cancelled, future))
+        del acquisition, future  # else they keep the traceback, and so what the caller acquires next, in a cycle
         raise
     if lease is not None and (task := asyncio.current_task(resource.hub.loop)) is not None:
         resource.leases.acquired(lease, task)

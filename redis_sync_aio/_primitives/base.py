@@ -25,7 +25,7 @@ from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer, Commands, Delivery
 from .._engine.watch_dialogue import checked
 from .._engine.watch_permits import state_alone
-from .._leases.acquisition import Request, acquire, attach, never_refused, refused_if_full
+from .._leases.acquisition import Request, acquire, never_refused, refused_if_full
 from .._leases.cohort import Cohort, acquire_shared, cohort_of
 from .._leases.detached import to_release, token_of
 from .._leases.grant import Grant, current_ref
@@ -458,7 +458,7 @@ class Primitive(LeaseContext[L]):
         replaced = token_of(token, self._keys)
 
         def granting(_: object = None) -> Coroutine[Any, Any, Grant | None]:
-            return attach(self._resource(), request, replaced)
+            return acquire(self._resource(), request, replaced)
 
         observers = self._resource().hub.observers
         grant = await (
