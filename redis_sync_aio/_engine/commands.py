@@ -125,7 +125,7 @@ class Commands:
     ) -> Call:
         """Request the lock or permit of ``keys``; with a ``ticket`` (not empty) also a place in its queue.
 
-        ``more``: weight, limit and perhaps whose limit for permits; for locks 1 if the token may be used again.
+        ``more``: weight, limit and an option for permits; for locks 1 if the token may be used again.
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
         call = Call(keys, load(keys.kind.acquire), words, delivery.sent, delivery.expires, delivery.done)

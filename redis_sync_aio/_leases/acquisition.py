@@ -66,11 +66,11 @@ class Request:
     timeout: float | None = None
     weight: int = 0  # the weight of permits; 0 for a lock
     limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
-    whose_limit: bytes = b""  # which limit counts if the server knows another: see include/permit_choose_limit.lua
+    option: Argument = b""  # the argument of permits behind their limit: see permits/acquire.lua, barrier/join.lua
+    unqueued: tuple[Argument, ...] = ()  # more arguments until it has a place in the queue
     shared: bool = False  # whether tasks of this process may hold it one after the other, behind one ticket
     grant_type: type[Grant] = Grant
     linger: float = 0.0  # seconds for which a shared lease is kept without a task
-    max_waiting: int | None = None  # behind so many others it waits at most; None: any number
     look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
     label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
     refused: Callable[[Answer, int], SyncError] = never_refused  # makes the error for an outcome from MISMATCH on
@@ -78,25 +78,21 @@ class Request:
     reusable: bool = field(init=False)
     """Whether what the token holds may be in use elsewhere, before or after this request."""
     more: tuple[Argument, ...] = field(init=False)
-    """Its last arguments: weight and limit of permits; for a lock, whether the token may be used again."""
+    """Its last arguments in the queue: weight, limit and option of permits; whether the token of a lock is reusable."""
     first: tuple[Argument, ...] = field(init=False)
-    """The same until it has a place in the queue: also behind how many others it waits."""
+    """Its last arguments until it has a place in the queue."""
     plain: bool = field(init=False)
     """Whether its lease is renewed without limit, and weighs nothing or one."""
 
     def __post_init__(self) -> None:
         self.reusable = self.identity is not None or self.token is not None
-        self.more = (self.weight, self.limit) if self.weight else (int(self.reusable),)
-        if self.whose_limit:
-            self.more += (self.whose_limit,)
-        self.first = self.more
-        if self.max_waiting is not None:
-            self.first += (self.max_waiting,) if self.whose_limit or not self.weight else (b"", self.max_waiting)
+        self.more = (self.weight, self.limit, self.option) if self.weight else (int(self.reusable),)
+        self.first = self.more + self.unqueued
         self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
 
     def again(self, former: int) -> tuple[Argument, ...]:
         """Return the last arguments of a repeated request, whose ticket had the place ``former`` in the queue."""
-        return (*self.more, *((b"",) if self.weight and not self.whose_limit else ()), b"", former)
+        return (*self.more, b"", former)
 
     @property
     def reads(self) -> bool:

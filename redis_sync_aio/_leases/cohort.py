@@ -219,7 +219,7 @@ class Cohort(Holdings):
                 wait=request.wait,
                 weight=request.weight,
                 limit=self.limit,
-                whose_limit=request.whose_limit,
+                option=request.option,
                 refused=request.refused,
                 shared=True,
                 grant_type=ProcessGrant,

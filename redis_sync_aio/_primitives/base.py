@@ -156,7 +156,10 @@ class Primitive(LeaseContext[L]):
     _access: Access | None = None
     """The side of a read/write lock; None: all holders are holders of this primitive."""
     _limit = 0
-    _whose_limit = b""
+    _option: Argument = b""
+    """The argument of its requests behind the limit: of a semaphore, whose limit counts."""
+    _unqueued: tuple[Argument, ...] = ()
+    """More arguments of its requests until they are in the queue: at most how many others wait."""
     _label = b""
     """The beginning of the tokens of requests without a label of their own."""
     _release_args: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
@@ -182,6 +185,8 @@ class Primitive(LeaseContext[L]):
             raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
         self._share = options.share and engine != "watch"
         self._max_waiting = options.checked_max_waiting()
+        if self._max_waiting is not None:
+            self._unqueued = (self._max_waiting,)
         self._label = self._label or label_prefix_of(client)
         self._default = self._new_request(None, None, None, self._weight)
         # Used by the latest acquisition, and kept so that the next one need not look it up.
@@ -435,9 +440,9 @@ class Primitive(LeaseContext[L]):
             timeout=within or None,
             weight=weight,
             limit=self._limit,
-            whose_limit=self._whose_limit,
+            option=self._option,
+            unqueued=self._unqueued,
             refused=refused,
-            max_waiting=self._max_waiting,
             shared=self._share and identity is None and label is None and ms != FOREVER,
             linger=self._linger,
             grant_type=self._grant_type,

@@ -50,7 +50,6 @@ class Gate(PermitPrimitive[BaseLease]):
         kind: NameKind,
         whole: int,
         engine: Engine,
-        max_waiting: int | None = None,
     ) -> None:
         """Make it; ``whole``: how many counts, or parties, it takes to open it."""
         by_scripts(engine, kind.title)
@@ -58,9 +57,7 @@ class Gate(PermitPrimitive[BaseLease]):
         self._closed = kind.closed
         self.whole = whole
         self._limit = -whole
-        options = LeaseOptions(
-            REMEMBERED, auto_renew=False, max_hold=None, on_lost="event", engine=engine, max_waiting=max_waiting
-        )
+        options = LeaseOptions(REMEMBERED, auto_renew=False, max_hold=None, on_lost="event", engine=engine)
         super().__init__(client, name, lambda wire, prefix: permit_keys(wire, kind.ending, prefix), options)
 
     async def wait(self, timeout: Seconds | None) -> int:
@@ -328,13 +325,14 @@ def _refused(answer: Answer, weight: int, *, name: str, parties: int) -> SyncErr
 class _Parties(Gate):
     """The parties of a barrier."""
 
+    _unqueued = (1,)  # it may take a place
+
     def __init__(
         self, client: Client | CoordinatorLike, name: Name, parties: int, ttl: Seconds, engine: Engine
     ) -> None:
         self.ttl = ttl_ms(ttl)
-        self._whose_limit = b"%d" % self.ttl  # see barrier/join.lua
-        # With a limit of the queue, a request says whether it has a place yet. The limit itself is not looked at.
-        super().__init__(client, name, BARRIER, parties, engine, max_waiting=parties)
+        self._option = self.ttl
+        super().__init__(client, name, BARRIER, parties, engine)
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
         return functools.partial(_refused, name=self.name, parties=self.whole)

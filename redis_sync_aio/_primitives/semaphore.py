@@ -137,7 +137,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         one_of(on_mismatch, get_args(OnMismatch), "on_mismatch")
         if not self._limit and on_mismatch != "raise":
             raise ValueError(f"on_mismatch={on_mismatch!r} needs a limit; limit=None takes the server's")
-        self._whose_limit = b"" if on_mismatch == "raise" else on_mismatch.encode()
+        self._option = b"" if on_mismatch == "raise" else on_mismatch.encode()
         self._refused = _Refusal(self._limit)
         super().__init__(
             client,
