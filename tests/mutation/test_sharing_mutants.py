@@ -46,7 +46,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "who commits hands it on": Mutant(Holdings, "passed_on", "self.part_with(grant)"),
     "who takes it often goes on": Mutant(Cohort, "enter", "self._taken_now >= IN_ONE_TURN", "False"),
     "who was put off gets nothing": Mutant(Cohort, "_turn_ended", "self._hand_on(grant)", "False"),
-    "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if answer.done():", "if True:"),
+    "who asks again is put off again": Mutant(Cohort, "enter", " and not again", ""),
     "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
     # P3 wake-up
     "a renewal tells nothing": Mutant(ProcessGrant, "renewed", "self.on_contention()"),
