@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -91,9 +91,8 @@ class Cohort(Holdings):
     in which the grant was taken often. While a task waits there is a grant, or a pending one.
     """
 
-    def __init__(self, resource: Resource, request: Request, cohorts: Cohorts) -> None:
+    def __init__(self, resource: Resource, request: Request) -> None:
         super().__init__(resource, request)
-        self._cohorts = cohorts
         self._gone = 0
         self._asked = 0  # pending grants so far
         self.pending: list[PendingGrant] = []
@@ -115,7 +114,7 @@ class Cohort(Holdings):
             return None  # the limit of this cohort was changed
         answer: Awaited = asyncio.Future(loop=self.loop)  # as create_future(), without a call
         often = False
-        if (self.resting or self._together) and not self.waiting:
+        if (self.resting or self.reads) and not self.waiting:
             often = self._taken_now >= IN_ONE_TURN and not again
             if often and not request.wait:
                 return None
@@ -142,7 +141,7 @@ class Cohort(Holdings):
     def _check_waits(self, request: Request, task: Task | None) -> None:
         """Raise WouldDeadlock if ``task``, the current one, would wait for the end of a body of its own."""
         for grant in self.grants:
-            if not self._together and grant.shares:  # one at most
+            if not self.reads and grant.shares:  # one at most
                 body = grant.shares[0].body
                 if body is not None and body() is task:
                     self.resource.check_waits(request)
@@ -164,7 +163,7 @@ class Cohort(Holdings):
     def _take_now(self, request: Request) -> TaskGrant | None:
         """Take a grant that rests, or join the readers."""
         time = now()
-        for grant in chain(self.resting, self.grants if self._together else ()):
+        for grant in chain(self.resting, self.grants if self.reads else ()):
             if self._may_go_on(grant, time):
                 if grant in self.resting:
                     del self.resting[grant]
@@ -178,7 +177,7 @@ class Cohort(Holdings):
         self._taken_now = 0
         if self.line:  # tasks that came after the last one that might have it in this turn
             time = now()
-            for grant in list(self.grants if self._together else self.resting):
+            for grant in list(self.grants if self.reads else self.resting):
                 if self._may_go_on(grant, time) and self._hand_on(grant) and grant in self.resting:
                     del self.resting[grant]
             self._ask()
@@ -288,7 +287,7 @@ class Cohort(Holdings):
         ``old`` is the limit that the server had. It differs from this cohort's if another process changed it before; it
         is ``new`` if an answer was lost.
         """
-        if self.limit and self._cohorts.move(self, self._weight, new):
+        if self.limit and self._moved(new):
             self._latest, before = None, self._places()
             self.limit = new
             self._room += self._places() - before
@@ -297,6 +296,16 @@ class Cohort(Holdings):
                 self._limit_turn(grant)
                 grant.budget = 0
         self._ask()
+
+    def _moved(self, limit: int) -> bool:
+        """Register this cohort under another limit; return False if another one is in use there."""
+        key, cohorts = (self._weight, limit), self.resource.cohorts
+        found = cohorts.get(key)
+        if found is not None and found is not self and found.in_use:
+            return False
+        others = {known: other for known, other in cohorts.items() if other not in (self, found)}
+        self.resource.cohorts = {**others, key: self}
+        return True
 
     # -- answers of the server -------------------------------------------------------------------------
 
@@ -343,12 +352,17 @@ class Cohort(Holdings):
         self._ask()
         self.resource.forget_if_idle()
 
-    def refuse_one(self, future: Awaited, error: Exception) -> None:
-        """End the wait of the task that awaits ``future``."""
-        future.set_exception(error)
-        self._gone += 1
-        self._trim()
-        self.resource.forget_if_idle()
+    def waiters(self) -> Iterator[Waiter]:
+        """Iterate over the futures that the waiting tasks await."""
+        return (future for future, *_ in self.line if not future.done())
+
+    def refuse_waiter(self, waiter: Waiter, error: Exception) -> None:
+        """End the wait of the task that awaits ``waiter``, if it waits here."""
+        if waiter in self.waiters():
+            waiter.set_exception(error)
+            self._gone += 1
+            self._trim()
+            self.resource.forget_if_idle()
 
     def give_up(self, error: Exception) -> None:
         """End all waits with ``error``."""
@@ -369,111 +383,30 @@ class Cohort(Holdings):
                 self._gone -= 1
             else:
                 future.set_result(TaskGrant(self, grant, request))
-                if not self._together:
+                if not self.reads:
                     return True
                 taken = True
         return taken
 
 
-# -- All cohorts of one name, as its resource knows them ---------------------------------------------------------
+# -- All cohorts of one name, by weight and limit of the requests ------------------------------------------------
 
 
 MANY = 16
-"""Number of cohorts above which unused ones are forgotten."""
-
-
-class Cohorts:
-    """The cohorts of one name, by weight and limit of the requests."""
-
-    def __init__(self, resource: Resource) -> None:
-        self._resource = resource
-        self.all: dict[tuple[int, int], Cohort] = {}
-        self._many = MANY
-
-    def cohort(self, request: Request) -> Cohort:
-        """Return the cohort of tasks with equal requests."""
-        key = (request.weight, request.limit)
-        found = self.all.get(key)
-        if found is None:
-            if len(self.all) >= self._many:  # there may be one for each weight that was ever asked for
-                self.all = {known: cohort for known, cohort in self.all.items() if cohort.in_use}
-                self._many = max(MANY, 2 * len(self.all))
-            found = self.all[key] = Cohort(self._resource, request, self)
-        return found
-
-    def move(self, cohort: Cohort, weight: int, limit: int) -> bool:
-        """Register ``cohort`` under another limit; return False if another cohort is in use there."""
-        key = (weight, limit)
-        found = self.all.get(key)
-        if found is not None and found is not cohort and found.in_use:
-            return False
-        # A new dict: a caller iterates over this one.
-        self.all = {known: other for known, other in self.all.items() if other not in (cohort, found)}
-        self.all[key] = cohort
-        return True
-
-    # -- for the resource ------------------------------------------------------------------------------
-
-    @property
-    def waits(self) -> bool:
-        """Whether a task waits."""
-        return any(cohort.waiting for cohort in self.all.values())
-
-    def waiters(self) -> Iterator[Waiter]:
-        """Iterate over the futures that the waiting tasks await."""
-        for cohort in self.all.values():
-            yield from (future for future, *_ in cohort.line if not future.done())
-
-    def refuse_waiter(self, waiter: Waiter, why: Callable[[bool], Exception | None]) -> None:
-        """End the wait for ``waiter`` with the error that ``why`` returns, if any; it is told whether that reads."""
-        for cohort in list(self.all.values()):
-            for future, request, _ in cohort.line:
-                if future is waiter and not future.done() and (error := why(request.reads)) is not None:
-                    cohort.refuse_one(future, error)
-                    return
-
-    def list_shares(self) -> None:
-        """Index the parts by task if there are many."""
-        for cohort in self.all.values():
-            cohort.list_shares()
-
-    def on_contention(self) -> None:
-        """Go on for a limited time with what is held, perhaps by several cohorts: others wait at the server."""
-        for cohort in self.all.values():
-            cohort.on_contention()
-
-    def resized(self, old: int, new: int) -> None:
-        """Take note of another limit of the permits."""
-        for cohort in self.all.values():
-            cohort.resized(old, new)
-
-    def rest_ends(self) -> bool:
-        """Give back what is held and no task has; return whether there was anything."""
-        resting = [(cohort, grant) for cohort in self.all.values() for grant in cohort.resting]
-        for cohort, grant in resting:
-            cohort.give_back(grant)
-        return bool(resting)
-
-    def reroute(self) -> None:
-        """Stop handing over: contention notices of the server would not arrive."""
-        for cohort in list(self.all.values()):
-            for grant in list(cohort.resting):
-                cohort.give_back(grant)
-            for grant in list(cohort.grants):
-                cohort.part_with(grant)
-
-    def give_up(self, error: Exception) -> None:
-        """End all waits with ``error``."""
-        for cohort in self.all.values():
-            cohort.give_up(error)
+"""Number of cohorts from which on unused ones are forgotten: there may be one for each weight that was asked for."""
 
 
 def cohort_of(resource: Resource, request: Request) -> Cohort:
-    """Return the cohort of tasks with equal requests for ``resource``; the first call allows its tasks to share."""
-    cohorts = resource.sharing
-    if cohorts is None:
-        cohorts = resource.sharing = Cohorts(resource)
-    return cohorts.cohort(request)
+    """Return the cohort of tasks with equal requests for ``resource``."""
+    key = (request.weight, request.limit)
+    found = resource.cohorts.get(key)
+    if found is None:
+        known = resource.cohorts
+        if len(known) >= MANY:
+            known = {key: cohort for key, cohort in known.items() if cohort.in_use}
+        found = Cohort(resource, request)
+        resource.cohorts = {**known, key: found}
+    return found
 
 
 async def acquire_shared(

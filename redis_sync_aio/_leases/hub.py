@@ -660,5 +660,8 @@ class Hub:
 
     def give_back_resting(self) -> bool:
         """Give back what is held and no task has; return whether there was anything."""
-        shared = [resource.sharing for resource in self.resources.values() if resource.sharing is not None]
-        return sum(sharing.rest_ends() for sharing in shared) > 0
+        cohorts = [cohort for resource in self.resources.values() for cohort in resource.cohorts.values()]
+        resting = [(cohort, grant) for cohort in cohorts for grant in cohort.resting]
+        for cohort, grant in resting:
+            cohort.give_back(grant)
+        return bool(resting)

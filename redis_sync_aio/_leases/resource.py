@@ -27,8 +27,11 @@ from .identities import IdentityRequests
 from .waits import Healing, Waiter, Waits
 
 if TYPE_CHECKING:
-    from .cohort import Cohorts
+    from .cohort import Cohort
     from .hub import Hub
+
+
+NO_COHORTS: dict[tuple[int, int], Cohort] = {}
 
 
 class Resource:
@@ -37,6 +40,7 @@ class Resource:
     __slots__ = (
         "_healing",
         "acquisitions",
+        "cohorts",
         "endpoint",
         "held_until",
         "hub",
@@ -44,7 +48,6 @@ class Resource:
         "keys",
         "leases",
         "name",
-        "sharing",
         "waits",
     )
 
@@ -57,7 +60,8 @@ class Resource:
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases: HeldLeases = HeldLeases()
         self.identities: IdentityRequests | None = None  # from the first request by an identity on
-        self.sharing: Cohorts | None = None  # once tasks shared something
+        self.cohorts: dict[tuple[int, int], Cohort] = NO_COHORTS
+        """The cohorts of tasks that share, by weight and limit of their requests; replaced, never changed."""
         self._healing = Healing(hub, self.acquisitions)
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
         self.waits: Waits | None = None  # while anybody waits
@@ -143,8 +147,8 @@ class Resource:
         for acquisition in list(self.acquisitions.values()):
             acquisition.reroute()
             yield
-        if self.sharing is not None:
-            self.sharing.reroute()
+        for cohort in self.cohorts.values():
+            cohort.reroute()
 
     def waiters(self) -> Iterator[Waiter]:
         """Iterate over the futures that tasks await which wait for this name."""
@@ -152,14 +156,14 @@ class Resource:
             taker = acquisition.taker
             if isinstance(taker, asyncio.Future) and not taker.done():  # otherwise it is for tasks that share
                 yield taker
-        if self.sharing is not None:
-            yield from self.sharing.waiters()
+        for cohort in self.cohorts.values():
+            yield from cohort.waiters()
 
     def give_up(self, why: str) -> Iterator[None]:
         """End all waits with CoordinatorClosed, one with each step."""
         error = CoordinatorClosed.while_waiting(self.name, why, self.hub.held_back)
-        if self.sharing is not None:
-            self.sharing.give_up(error)
+        for cohort in self.cohorts.values():
+            cohort.give_up(error)
         for acquisition in list(self.acquisitions.values()):
             acquisition.withdraw(copy_error(error))
             yield
@@ -194,10 +198,10 @@ class Resource:
         """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
         if request.weight and request.limit != WRITER_WEIGHT:
             return  # the limit of a semaphore may grow
-        task, sharing = asyncio.current_task(self.hub.loop), self.sharing
-        if task is not None and (sharing is not None or self.leases.any_of(task)):
+        task = asyncio.current_task(self.hub.loop)
+        if task is not None and (self.cohorts or self.leases.any_of(task)):
             by = ref(task)
-            held = self.leases.of_task(by) if sharing is None else self.held()
+            held = self.leases.of_task(by) if not self.cohorts else self.held()
             error = deadlock(self.name, held, by, request.reads)
             if error is not None:
                 raise error
@@ -209,8 +213,9 @@ class Resource:
             if acquisition.taker is waiter and (error := deadlock(self.name, [lease], by, acquisition.weight == 1)):
                 acquisition.withdraw(error)
                 return
-        if self.sharing is not None:
-            self.sharing.refuse_waiter(waiter, lambda reads: deadlock(self.name, [lease], by, reads))
+        for cohort in self.cohorts.values():
+            if error := deadlock(self.name, [lease], by, cohort.reads):
+                cohort.refuse_waiter(waiter, error)
 
     def held(self) -> list[Grant]:
         """Return the leases that tasks hold, the oldest of those on the server first."""
@@ -218,18 +223,18 @@ class Resource:
 
     def list_shares(self) -> None:
         """Index the leases that tasks share by task if there are many."""
-        if self.sharing is not None:
-            self.sharing.list_shares()
+        for cohort in self.cohorts.values():
+            cohort.list_shares()
 
     def on_contention(self) -> None:
         """Stop handing over among tasks after a while: other clients wait for the name at the server."""
-        if self.sharing is not None:
-            self.sharing.on_contention()
+        for cohort in self.cohorts.values():
+            cohort.on_contention()
 
     def resized(self, old: int, new: int) -> None:
         """Take note of another limit of these permits."""
-        if self.sharing is not None:
-            self.sharing.resized(old, new)
+        for cohort in self.cohorts.values():
+            cohort.resized(old, new)
 
     def drop(self, lease: Grant) -> None:
         """Forget ``lease``."""
@@ -251,8 +256,8 @@ class Resource:
 
     def forget_if_idle(self) -> None:
         """Let the hub forget this name when it is neither waited for nor held."""
-        sharing = self.sharing
-        if not self.acquisitions and not self.leases and (sharing is None or not sharing.waits):
+        cohorts = self.cohorts.values()
+        if not (self.acquisitions or self.leases or (cohorts and any(cohort.waiting for cohort in cohorts))):
             self.hub.forget(self)
             if self.waits is not None:
                 self.waits.end()

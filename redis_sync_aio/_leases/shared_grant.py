@@ -369,7 +369,8 @@ class Holdings(ABC):
         self.line: deque[Waiting] = deque()
         self.grants: dict[ProcessGrant, None] = {}  # the oldest first
         self.resting: dict[ProcessGrant, None] = {}
-        self._together = request.reads
+        self.reads: bool = request.reads
+        """True for readers, who hold a grant together."""
         self._writes = request.limit == WRITER_WEIGHT and not request.reads
         self._weight = request.weight
         self._alone = not request.weight or request.limit == WRITER_WEIGHT
@@ -385,7 +386,7 @@ class Holdings(ABC):
 
     def _places(self) -> int:
         """Return for how many grants and tickets there is room in all."""
-        if not self._weight or self._together:
+        if not self._weight or self.reads:
             return 1
         return max(1, (self.limit or UNKNOWN_LIMIT) // self._weight)  # the server refuses what is too heavy
 
@@ -414,7 +415,7 @@ class Holdings(ABC):
         """Return whether another task may have ``grant``. `passed_on` looks at the same facts."""
         if not grant.sound or time >= grant.deadline or grant.next_fence > grant.last_fence:
             return False
-        return not grant.contended or (grant.budget > 0 and time < grant.yield_at and not self._together)
+        return not grant.contended or (grant.budget > 0 and time < grant.yield_at and not self.reads)
 
     def passed_on(self, lease: TaskGrant) -> bool:
         """End ``lease`` without a command if another task takes the grant or it may rest; else change nothing."""
@@ -487,7 +488,7 @@ class Holdings(ABC):
             return
         grant.contended = True
         grant.budget, grant.yield_at = self.hub.burst, now() + self.hub.slice
-        if self._together:  # no further task joins it: they queue at the server
+        if self.reads:  # no further task joins it: they queue at the server
             self._leave_room(grant)
         if grant in self.resting and not grant.turning:
             self.give_back(grant)
@@ -512,6 +513,13 @@ class Holdings(ABC):
         if grant.takes_room:  # only once: it may end after that, or be left behind when it has ended
             grant.takes_room = False
             self._room += 1
+
+    def reroute(self) -> None:
+        """Stop handing over: contention notices of the server would not arrive."""
+        for grant in list(self.resting):
+            self.give_back(grant)
+        for grant in list(self.grants):
+            self.part_with(grant)
 
     def give_back(self, grant: ProcessGrant) -> None:
         """Give ``grant`` back to the server; tasks that wait here are behind the waiters there."""

@@ -71,8 +71,7 @@ def _waiters(resource: Resource, maker: Maker, permits: int, tasks: dict[Any, st
     asked: dict[Any, tuple[bytes, bytes, float, int]] = {
         it.taker: (it.token, it.token, it.begun, it.weight) for it in resource.acquisitions.values()
     }
-    sharing: Any = resource.sharing
-    for cohort in () if sharing is None else sharing.all.values():
+    for cohort in resource.cohorts.values():
         for future, request, _ in cohort.line:
             asked[future] = b"", b"%b%b0" % (request.label, resource.endpoint.token_prefix), 0.0, request.weight
     for future in resource.waiters():

@@ -112,9 +112,8 @@ def _cancelled_waits(hub: Hub) -> Iterator[str]:
     """
     awaited = {getattr(task, "_fut_waiter", None): task.get_name() for task in asyncio.all_tasks(hub.loop)}
     for resource in hub.resources.values():
-        sharing: Any = resource.sharing
         waits: list[Any] = [it.taker for it in resource.acquisitions.values()]
-        for cohort in () if sharing is None else sharing.all.values():
+        for cohort in resource.cohorts.values():
             waits += [future for future, *_ in cohort.line]
         for future in waits:
             if isinstance(future, asyncio.Future) and future.cancelled() and future in awaited:

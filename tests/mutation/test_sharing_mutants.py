@@ -27,7 +27,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "who overstays hands it on": Mutant(Holdings, "forget", "self.give_back(grant)", "self._hand_on(grant)"),
     "a loss hands on": Mutant(Holdings, "lost", "self._ask()", "self._hand_on(grant)"),
     "a loss is not told": Mutant(Holdings, "lost", 'share.lose(grant.reason or "expired")'),
-    "handed to two": Mutant(Cohort, "_hand_on", "if not self._together:", "if False:"),
+    "handed to two": Mutant(Cohort, "_hand_on", "if not self.reads:", "if False:"),
     "handed on and kept resting": Mutant(Cohort, "_take_now", "del self.resting[grant]"),
     "no end of its own": Mutant(TaskGrant, "_limit", "self.end_in(request.ttl_ms / 1000)"),
     "no max_hold": Mutant(TaskGrant, "_limit", "self.end_in(request.max_hold)"),

@@ -48,7 +48,7 @@ from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._inspection.views import Access, ProblemCode
 from redis_sync_aio._leases import implicit, manager, renewals, waits
 from redis_sync_aio._leases.acquisition import Acquisition
-from redis_sync_aio._leases.cohort import IN_ONE_TURN, Cohort, Cohorts, cohort_of
+from redis_sync_aio._leases.cohort import IN_ONE_TURN, Cohort, cohort_of
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring, OnLost
 from redis_sync_aio._leases.hub import Hub, LinkEvents
@@ -211,7 +211,7 @@ __all__ = [
 def behind_tickets(lock: Any) -> int:
     """Return how many tasks of this process wait for a lock, or for either side, without a ticket of their own."""
     resource = getattr(lock, "_on", lock)._known()
-    cohorts = () if resource is None or resource.sharing is None else resource.sharing.all.values()
+    cohorts = () if resource is None else resource.cohorts.values()
     return int(sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in cohorts))
 
 
@@ -235,10 +235,7 @@ def hub_of(source: Client | Coordinator) -> Hub:
 
 def cohorts_of(resource: Resource) -> dict[tuple[int, int], Cohort]:
     """Return the cohorts of tasks that share what this process holds of a name, by weight and limit."""
-    if resource.sharing is None:
-        return {}
-    assert isinstance(resource.sharing, Cohorts)
-    return resource.sharing.all
+    return resource.cohorts
 
 
 def process_grants(sync: Coordinator) -> list[ProcessGrant]:
