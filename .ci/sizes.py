@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1] / "redis_sync_aio"
 LIMITS = {
     "names at the root": 40,
     "names in all public modules": 150,
-    "lines of code": 23_500,
-    "files": 143,
+    "lines of code": 23_050,
+    "files": 139,
     "lines of Lua": 1_349,
     "protocols": 20,
-    "imports, percent of the code": 9.3,
+    "imports, percent of the code": 9.2,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),

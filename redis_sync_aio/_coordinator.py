@@ -17,14 +17,14 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from ._client.address import owned_client, refuse_client_options
 from ._client.cluster import Cluster
-from ._client.owned import owned_client, refuse_client_options
 from ._client.settings import RETRY_FOR, Client, RedisClient, address_of
 from ._core.arguments import Name, Seconds, seconds
-from ._core.attached import Observer
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import LABEL_MARK, lock_keys, process_name
+from ._core.observing import Observer
 from ._leases.implicit import Binding
 from ._leases.options import CoordinatorOptions, HubOptions, Push
 from ._leases.until_signal import UntilSignal

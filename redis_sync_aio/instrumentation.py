@@ -36,7 +36,6 @@ later gets no events of requests that began before.
 
 from __future__ import annotations
 
-from ._core.attached import Observer, PatternOf
 from ._core.events import (
     ConnectionLost,
     ConnectionRestored,
@@ -51,7 +50,7 @@ from ._core.events import (
     Stalled,
     Withdrawn,
 )
-from ._core.observing import observe_all
+from ._core.observing import Observer, PatternOf, observe_all
 
 __all__ = [
     "ConnectionLost",

@@ -10,11 +10,10 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import ReferenceType, ref
 
 from ..errors import AcquireTimeout, WaitTimeout
-from .attached import Attached
 from .clock import now
 from .events import (
     ConnectionLost,
@@ -33,6 +32,9 @@ from .events import (
     WithdrawnOutcome,
 )
 from .keys import SlotState
+
+if TYPE_CHECKING:
+    from .observing import Attached
 
 _next_request = itertools.count(1).__next__
 

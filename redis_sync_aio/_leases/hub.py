@@ -17,8 +17,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, WeakValueDictionary, finalize, ref
 
+from .._client.address import OwnedClient
 from .._client.cluster import Cluster, Topology, servers_of
-from .._client.owned import OwnedClient
 from .._client.redis_py import CloseObserver, close_idle
 from .._client.replies import Replies, Reply, Words, with_own_errors
 from .._client.settings import RedisClient, address_of, connect_timeout_of, running_loop

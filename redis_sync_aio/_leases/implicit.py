@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
-from .._client.owned import OwnedClient
+from .._client.address import OwnedClient
 from .._client.settings import Client, RedisClient, encode, is_cluster, running_loop
 from .._client.valkey_py import accepted
 from .._core.arguments import Name

@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 from .._client.settings import RETRY_FOR, Client, RedisClient, response_timeout_of
 from .._client.valkey_py import accepted
 from .._core.arguments import Seconds, one_of, positive_seconds, ttl_ms
-from .._core.attached import Attached, Observer
 from .._core.backoff import Backoff
 from .._core.display import shown
 from .._core.keys import checked_prefix, labelled
+from .._core.observing import Attached, Observer
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 """The way in which waiters are woken; see `Coordinator`."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line. Says what to install when typer or rich are missing."""

@@ -10,7 +10,7 @@ import typer
 from redis_sync_aio import __version__
 
 from . import _bench, _demo, _run
-from ._doctor import command as doctor
+from . import _doctor as doctor
 from ._look import ending, looking, top
 from ._session import COMMON_EXITS, NAME, with_shared
 

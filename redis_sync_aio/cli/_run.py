@@ -220,7 +220,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunReport:
     """The report that --json prints at the end."""
 
     name: str
@@ -232,20 +232,20 @@ class Outcome:
 
 
 @dataclass
-class Holding:
+class ProgramRun:
     """One run: the signals that come, the lease, and the program."""
 
     session: Session
     plan: Plan
-    outcome: Outcome = field(init=False)
+    outcome: RunReport = field(init=False)
     child: Child | None = field(init=False, default=None)
     interrupted: signal.Signals | None = field(init=False, default=None)
     """The signal that came before the program ran."""
 
     def __post_init__(self) -> None:
-        self.outcome = Outcome(self.plan.name)
+        self.outcome = RunReport(self.plan.name)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunReport:
         """Acquire, run the program, release; return how that went."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
@@ -410,7 +410,7 @@ def run(
         plan = Plan(
             name, command, side, limit, weight, ttl, wait, timeout, conflict_exit_code, on_lost, grace,
         )  # fmt: skip
-        outcome = await Holding(session, plan).run()
+        outcome = await ProgramRun(session, plan).run()
         if shared.json:
             print_error(json.dumps(asdict(outcome)))
         return outcome.exit

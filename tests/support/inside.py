@@ -11,7 +11,6 @@ from redis_sync_aio._client.cluster import Cluster, ClusterNodes, Range, Shard, 
 from redis_sync_aio._client.replies import Argument, Reply, ReplyError, Words, pack
 from redis_sync_aio._client.settings import RedisClient
 from redis_sync_aio._core import cancellation, clock, logs
-from redis_sync_aio._core.attached import Attached
 from redis_sync_aio._core.cancellation import wait_shielded
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.display import text
@@ -31,6 +30,7 @@ from redis_sync_aio._core.keys import (
     robust_keys,
     turn_key,
 )
+from redis_sync_aio._core.observing import Attached
 from redis_sync_aio._core.redis_py_words import NAMES_OF_OTHERS as NAMES_OF_OTHERS
 from redis_sync_aio._engine.commands import Commands, Delivery, read_push
 from redis_sync_aio._engine.snapshot import (

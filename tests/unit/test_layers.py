@@ -107,7 +107,7 @@ def test_no_modules_import_each_other_at_run_time() -> None:
 
 
 SHIELDS = {
-    "_core.attached": 2,
+    "_core.observing": 2,
     "_core.logs": 1,
     "_transport.call": 2,
     "_transport.executor": 1,
@@ -128,7 +128,7 @@ The program says so in one line, and exits with a code of its own. The proxy for
 """
 
 
-RAISE_LATER = ("_core.attached", "_core.logs", "_transport.call")
+RAISE_LATER = ("_core.observing", "_core.logs", "_transport.call")
 """Modules of `SHIELDS` that call code of the application. What is no Exception is raised later (`raise_later`)."""
 
 
