@@ -141,6 +141,10 @@ class GroupGrant(Grant):
         """The text by which people know the holder: that of each member."""
         return self.members[0].label
 
+    def check_context(self) -> None:
+        """Raise WrongContext, which names a member, in another event loop or after a fork."""
+        self.members[0].check_context()
+
     def remaining(self) -> float:
         """Return the seconds for which it is certainly valid: 0.0 when it is not, inf without a ttl."""
         self.deadline: float = self.lease_group.deadline()
