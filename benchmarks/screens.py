@@ -23,7 +23,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from redis_sync_aio import Coordinator, wait_until
-from redis_sync_aio.cli._doctor import command
+from redis_sync_aio.cli import _doctor as command
 from redis_sync_aio.cli._doctor.facts import Facts, facts_of, rights_of, servers
 from redis_sync_aio.cli._doctor.findings import LEVELS, Finding, of_rights, of_server
 from redis_sync_aio.cli._look import render
