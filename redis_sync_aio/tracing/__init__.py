@@ -1,15 +1,15 @@
-"""A picture of what happened to locks: who held which, who waited, what was lost.
+"""A page about what happened to locks: who held which, who waited, what was lost.
 
-Trace a part of a program, and save the picture::
+Trace a part of a program, and save the page::
 
     async with tracing(coordinator) as trace:
         await do_work()
-    trace.save("run.svg")
+    trace.save("run.html")
 
-The picture has a row for each name. ``run.html`` is a page with the picture and a table, and ``run.json`` a file that
-Perfetto (ui.perfetto.dev) and chrome://tracing show. The JSON files of several processes make one picture::
+``run.json`` is a file that Perfetto (ui.perfetto.dev) and chrome://tracing show. The JSON files of several processes
+make one page::
 
-    merged("web-1.json", "web-2.json").save("both.svg", by="name")
+    merged("web-1.json", "web-2.json").save("both.html")
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import get_args
 
-from .._core.arguments import count, one_of
+from .._core.arguments import count
 from .._core.clock import now, wall_ns
 from .._core.display import shown
 from .._leases.implicit import CoordinatorLike, binding_of
 from ..instrumentation import observe_all
-from ._files import html, read, trace_events
-from ._layout import By, Timeline
+from ._files import read, trace_events
+from ._page import html_page
 from ._recorder import Recorder
-from ._svg import svg
+from ._timeline import Timeline
 
 __all__ = ["Trace", "merged", "tracing"]
 
@@ -57,31 +56,25 @@ class Trace:
         """The number of earlier requests and marks that were forgotten, since there were more than the limit."""
         return self._timeline.dropped
 
-    def save(self, path: str | os.PathLike[str], *, title: str = TITLE, subtitle: str = "", by: By = "process") -> None:
-        """Write the trace to a file: a picture (.svg), a page with the picture (.html), or trace events (.json).
+    def save(self, path: str | os.PathLike[str], *, title: str = TITLE) -> None:
+        """Write the trace to a file: a page (.html) or trace events (.json).
 
         Args:
             path: The file. The suffix chooses the format. An existing file is replaced.
-            title: The title of the picture.
-            subtitle: The line below it. Default: a line that explains the picture.
-            by: "process" (default): a part for each process, with a row for each name. "name": one row for each name,
-                in which each process has its colour.
+            title: The title of the page.
 
         Raises:
-            ValueError: The suffix is another one, or ``by`` is neither of these.
+            ValueError: The suffix is another one.
             OSError: The file cannot be written.
         """
-        one_of(by, get_args(By), "by")
         path, timeline = Path(path), self._timeline
         match path.suffix.lower():
-            case ".svg":
-                text = svg(timeline, title=title, subtitle=subtitle, by=by)
             case ".html" | ".htm":
-                text = html(timeline, title=title, subtitle=subtitle, by=by)
+                text = html_page(timeline, title)
             case ".json":
                 text = json.dumps(trace_events(timeline, socket.gethostname(), wall_ns() / 1e9 - now()))
             case _:
-                raise ValueError(f"{str(path)!r} must end in .svg, .html or .json: that chooses what is written")
+                raise ValueError(f"{str(path)!r} must end in .html or .json: that chooses what is written")
         path.write_text(text, "utf-8")
 
 
@@ -94,8 +87,8 @@ async def tracing(
     Args:
         coordinator: The coordinator whose locks are traced. None: all coordinators of this process, including implicit
             ones.
-        limit: How many requests are remembered, the latest ones. The picture says how many were dropped.
-        process: The name of this process in pictures. Default: host and process id.
+        limit: How many requests are remembered, the latest ones. The page says how many were dropped.
+        process: The name of this process on pages. Default: host and process id.
 
     Raises:
         ValueError: ``limit`` is less than 1.

@@ -1,21 +1,19 @@
-"""Timelines as files: trace events that Perfetto and Chrome show, and pages of HTML."""
+"""Timelines as JSON files: trace events that Perfetto and Chrome show, and our own part, to merge them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ._layout import By, Mark, Span, Timeline, Turn, duration, holds, lanes, waits
-from ._svg import svg
+from ._timeline import Mark, Span, Timeline, Turn, holds, lanes, waits
 
 FORMAT = 1
 """The version of our own part of the JSON files."""
 OWN = "redis_sync_aio"
-"""Our own part: the timeline, from which another picture can be drawn. Viewers ignore it."""
+"""Our own part: the timeline, to merge it with others. Viewers ignore it."""
 
 
 def trace_events(timeline: Timeline, host: str, wall: float) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def read(paths: Iterable[Path]) -> Timeline:
     merged = Timeline(base["started"], base["ended"], clock=(base["host"], base["wall"]))
     for own in files:
         shift = 0.0 if own["host"] == base["host"] else own["wall"] - base["wall"]
-        turns = [_shifted(turn, shift, ("asked", "granted", "ended", "until")) for turn in own["turns"]]
+        turns = [_shifted(turn, shift, ("asked", "granted", "ended")) for turn in own["turns"]]
         merged.turns += turns
         merged.marks += [_shifted(mark, shift, ("time", "until")) for mark in own["marks"]]
         merged.dropped += own["dropped"]
@@ -128,61 +126,3 @@ def _shifted(thing: T, shift: float, fields: Sequence[str]) -> T:
         if shift and time is not None:
             setattr(thing, field, time + shift)
     return thing
-
-
-# -- pages ---------------------------------------------------------------------------------------------------
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font: 14px system-ui, "Segoe UI", "DejaVu Sans", Arial, sans-serif; color: #24292f; margin: 24px }}
-svg {{ max-width: 100%; height: auto }}
-table {{ border-collapse: collapse; margin: 16px 0 0 }}
-th, td {{ padding: 4px 14px 4px 0; text-align: right; border-bottom: 1px solid #d0d7de }}
-th:first-child, td:first-child {{ text-align: left }}
-</style>
-</head>
-<body>
-{svg}
-<p>Point at a bar to read what it is: the task, how long it waited and held, and how that ended.</p>
-<table>
-<thead><tr>{head}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</body>
-</html>
-"""
-HEAD = ("lock", "requests", "granted", "longest wait", "longest hold", "gave up waiting", "lost")
-
-
-def html(timeline: Timeline, *, title: str, subtitle: str, by: By) -> str:
-    """Return a page with the picture, and a table of the names."""
-    names: dict[str, list[Turn]] = {}
-    for turn in timeline.turns:
-        names.setdefault(turn.name, []).append(turn)
-    rows = []
-    for name in sorted(names):
-        turns = names[name]
-        held = [end - start for start, end, _ in holds(timeline, turns)]
-        cells = (
-            name,
-            f"{len(turns):,}",
-            f"{len(held):,}",
-            duration(max(timeline.waited_until(turn) - turn.asked for turn in turns)),
-            duration(max(held)) if held else "",
-            f"{sum(turn.outcome in ('timeout', 'cancelled', 'error') for turn in turns):,}",
-            f"{sum(turn.outcome == 'lost' for turn in turns):,}",
-        )
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return PAGE.format(
-        title=escape(title),
-        svg=svg(timeline, title=title, subtitle=subtitle, by=by),
-        head="".join(f"<th>{escape(cell)}</th>" for cell in HEAD),
-        rows="\n".join(rows),
-    )

@@ -20,7 +20,7 @@ from .._core.events import (
     Stalled,
     Withdrawn,
 )
-from ._layout import Mark, Timeline, Turn, duration
+from ._timeline import Mark, Timeline, Turn, duration
 
 MARKS = 1000
 """The number of marks that are remembered, the latest."""
