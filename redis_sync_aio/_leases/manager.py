@@ -82,7 +82,7 @@ LEASES_PER_LOOK = 250
 SECONDS_PER_LOOK = 0.015
 """Seconds after which a callback stops, even if it has looked at fewer."""
 MOST_COLLECTED = 2_500
-"""Most leases that one callback adds to the due ones."""
+"""Most leases that one callback adds to the heap, or to the due ones."""
 FEW_STALE = 1_000
 """Stale entries that are kept in any case."""
 
@@ -99,9 +99,10 @@ class Schedule:
     """Leases by the time at which they are due, and due leases by their deadline: after a stall there may be many."""
 
     def __init__(self) -> None:
+        self._new: dict[Grant, None] = {}  # entered since the latest look: most end before the next, at no cost
         self._entries: list[Entry] = []  # a heap; stale unless the time is `Grant.due_at`
         self._due: list[Entry] = []  # a heap; stale unless `Grant.due_at` is -inf
-        self._stale = 0  # number of stale entries in both
+        self._stale = 0  # number of stale entries in both heaps
 
     def enter(self, lease: Grant, when: float) -> bool:
         """Look at ``lease`` by ``when``; return True if that is sooner than before.
@@ -110,16 +111,21 @@ class Schedule:
         """
         if lease.due_at <= when:
             return False
-        if lease.due_at < math.inf:
-            self._stale += 1
+        if lease.due_at == math.inf and len(self._new) < MOST_COLLECTED:
+            self._new[lease] = None
+        else:
+            if lease.due_at < math.inf and self._new.pop(lease, self) is self:
+                self._stale += 1
+            heappush(self._entries, (when, id(lease), lease))
         lease.due_at = when
-        heappush(self._entries, (when, id(lease), lease))
         return True
 
     def leave(self, lease: Grant) -> None:
         """Stop looking at ``lease``."""
-        if lease.due_at < math.inf:
-            lease.due_at = math.inf
+        if lease.due_at == math.inf:
+            return
+        lease.due_at = math.inf
+        if self._new.pop(lease, self) is self:
             self._stale += 1
             if self._stale > FEW_STALE and self._stale * 2 > len(self._entries) + len(self._due):
                 self._drop_stale()
@@ -136,6 +142,9 @@ class Schedule:
         if self.behind():
             return -math.inf
         entries = self._entries
+        for lease in self._new:
+            heappush(entries, (lease.due_at, id(lease), lease))
+        self._new.clear()
         while entries and entries[0][0] != entries[0][2].due_at:
             heappop(entries)
             self._stale -= 1
