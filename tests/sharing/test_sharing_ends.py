@@ -217,6 +217,7 @@ async def test_p1_a_process_that_was_stopped(redis: Redis, sync: Coordinator) ->
 # -- who does not wait ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.real  # counts the commands of the server
 async def test_p2_try_acquire(redis: Redis, sync: Coordinator) -> None:
     """P2: None without a command while a task here has it or waits; a lease without a command when a base rests."""
     lock = shared(sync, linger=60)

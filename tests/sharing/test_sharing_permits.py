@@ -38,6 +38,7 @@ async def scripts(redis: Redis) -> int:
     return sum(one["calls"] for name, one in stats.items() if "eval" in name)
 
 
+@pytest.mark.real  # counts the commands of the server
 async def test_permits_are_handed_on_without_a_command(sync: Coordinator, redis: Redis) -> None:
     """P9: 20 tasks, 400 times, 5 permits: 10 scripts, and a renewal of each when it needs more fences."""
     sem, inside, most = semaphore(sync), 0, 0

@@ -377,6 +377,7 @@ async def test_the_same_key_twice_is_one_and_any_callable_is_a_body(redis: Redis
     assert (await transaction(redis, lambda tx: add(3, tx), "n", backoff=Backoff())).value == 5
 
 
+@pytest.mark.real  # counts the commands of the server
 async def test_commands_that_only_read_are_asked_for_once(redis: Redis) -> None:
     async def body(tx: Transaction) -> None:
         await tx.execute_command("HSTRLEN", "h", "f")

@@ -82,6 +82,7 @@ async def _free(redis: Redis) -> bool:
     return not await redis.exists(turn_key(b"n"))
 
 
+@pytest.mark.real  # counts the commands of the server
 async def test_a_transaction_that_finds_a_turn_taken_takes_its_own(redis: Redis, sync: Coordinator) -> None:
     """Without a conflict of its own, and without a round trip more when nobody has the turn."""
     await redis.config_resetstat()

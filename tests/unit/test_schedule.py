@@ -77,12 +77,13 @@ def test_leases_that_have_left_are_not_kept() -> None:
     schedule = Schedule()
     kept = lease()
     schedule.enter(kept, 5.0)
-    left = [lease() for _ in range(3000)]
-    references = [ref(one) for one in left]
-    for one in left:
+    references = []
+    for _ in range(3000):
+        one = lease()
+        references.append(ref(one))
         schedule.enter(one, 10.0)
         schedule.leave(one)
-    del left, one
+        del one
     assert sum(reference() is not None for reference in references) <= 1001
     assert taken(schedule, 20.0) == [kept]
 
