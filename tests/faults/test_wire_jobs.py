@@ -33,7 +33,7 @@ from redis_sync_aio.jobs import OnCrash
 from redis_sync_aio.testing import steal
 
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
-from ..support.proxy import CUT_AFTER, ERROR, PASS, Rule, anything
+from ..support.proxy import CUT_AFTER, ERROR, HOLD, PASS, Rule, anything
 from ..support.timed import failures
 from ..support.wire_sweep import WIRE, Arm, Case, Operation, sweep
 from ..support.wired import MARK, MODES, RETRY_FOR, SOON, Wired, wired
@@ -220,15 +220,20 @@ async def test_a_mark_that_is_never_answered(server: EmbeddedServer, loss: str) 
     async with wired(server, response_timeout=30, retry_for=retry_for, client=patient) as w:
 
         def arm(_: object) -> Rule:
-            rules.append(w.proxy.on(MARK, CUT_AFTER, times=None, skip=1))  # the first one reads
+            found = loss == "found by a repetition"
+            rules.append(w.proxy.on(MARK, CUT_AFTER, times=2 if found else None, skip=1))  # the first one reads
+            if found:
+                rules.append(w.proxy.on(MARK, HOLD, times=1, skip=1))  # the third that writes
             return rules[0]
 
         running = asyncio.create_task(once_or_skipped(w, arm))
         # At the second one the task knows that the answer to the first one was lost.
         await wait_until(lambda: bool(rules) and rules[0].acted > 1, SOON, timeout=20)
         if loss == "found by a repetition":
+            await asyncio.wait_for(rules[1].fired.wait(), 20)
+            await w.direct.ping()  # by now the renewal that the new connection began with has been executed
             await w.direct.set(w.name, "somebody else", px=60_000)
-            rules[0].cancel()
+            rules[1].release.set()
         elif loss == "noticed":
             await steal(w.sync, w.name)
         with pytest.raises(LeaseLost if loss == "found by a repetition" else OutcomeUnknown) as raised:
