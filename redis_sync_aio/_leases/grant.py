@@ -154,6 +154,8 @@ class Grant:
     """Those, and what bounds the deadline because of them; None if there are none."""
     due_at: float = math.inf
     """Time at which its manager looks at it (local clock); -inf: it is due; inf: it is not in the schedule."""
+    entry = 0
+    """The number of its entry in the schedule, if it has one."""
     acquirer: TaskRef | None = None
     """The task that acquired it, weakly: a forgotten lease keeps no task alive. None if its owner is not a task."""
     root: CodeType | None = None

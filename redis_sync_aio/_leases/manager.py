@@ -9,6 +9,7 @@ are due soon after. Many are looked at by several ticks, with a pause after each
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -71,8 +72,8 @@ class InFlightCounter:
 
 # -- When to look at which lease: those that are due are found without looking at the others -------------------
 #
-# A lease that ends, or is due sooner than before, leaves a stale entry behind. Stale entries are dropped when they come
-# up, or together once they are the majority.
+# A lease that ends, or is due sooner than before, leaves a stale entry behind, which does not keep it alive. Stale
+# entries are dropped when they come up, or together by a look that finds many.
 
 
 MAX_SLACK = 0.5
@@ -81,13 +82,13 @@ LEASES_PER_LOOK = 250
 """Most leases that one callback looks at."""
 SECONDS_PER_LOOK = 0.015
 """Seconds after which a callback stops, even if it has looked at fewer."""
-MOST_COLLECTED = 2_500
+MOST_COLLECTED = 500
 """Most leases that one callback adds to the heap, or to the due ones."""
 FEW_STALE = 1_000
 """Stale entries that are kept in any case."""
 
-Entry: TypeAlias = tuple[float, int, "Grant"]
-"""A time (local clock), a number against ties, and a lease."""
+Entry: TypeAlias = tuple[float, int]
+"""A time (local clock), and a number, which is stale if no lease has it."""
 
 
 def slack(lease: Grant) -> float:
@@ -99,10 +100,12 @@ class Schedule:
     """Leases by the time at which they are due, and due leases by their deadline: after a stall there may be many."""
 
     def __init__(self) -> None:
-        self._new: dict[Grant, None] = {}  # entered since the latest look: most end before the next, at no cost
-        self._entries: list[Entry] = []  # a heap; stale unless the time is `Grant.due_at`
-        self._due: list[Entry] = []  # a heap; stale unless `Grant.due_at` is -inf
-        self._stale = 0  # number of stale entries in both heaps
+        self._new: dict[Grant, None] = {}  # entered of late: most end, or are renewed, before they are due
+        self._new_due = math.inf  # not later than the first of these is due
+        self._leases: dict[int, Grant] = {}  # by the numbers of their entries
+        self._entries: list[Entry] = []  # a heap, by `Grant.due_at`
+        self._due: list[Entry] = []  # a heap, by deadline, of those whose `Grant.due_at` is -inf
+        self._next_number = itertools.count(1).__next__
 
     def enter(self, lease: Grant, when: float) -> bool:
         """Look at ``lease`` by ``when``; return True if that is sooner than before.
@@ -113,76 +116,86 @@ class Schedule:
             return False
         if lease.due_at == math.inf and len(self._new) < MOST_COLLECTED:
             self._new[lease] = None
+            self._new_due = min(self._new_due, when)
         else:
             if lease.due_at < math.inf and self._new.pop(lease, self) is self:
-                self._stale += 1
-            heappush(self._entries, (when, id(lease), lease))
+                del self._leases[lease.entry]
+            self._push(self._entries, when, lease)
         lease.due_at = when
         return True
 
     def leave(self, lease: Grant) -> None:
         """Stop looking at ``lease``."""
-        if lease.due_at == math.inf:
-            return
-        lease.due_at = math.inf
-        if self._new.pop(lease, self) is self:
-            self._stale += 1
-            if self._stale > FEW_STALE and self._stale * 2 > len(self._entries) + len(self._due):
-                self._drop_stale()
+        if lease.due_at < math.inf:
+            lease.due_at = math.inf
+            if self._new.pop(lease, self) is self:
+                del self._leases[lease.entry]
+
+    def _push(self, heap: list[Entry], when: float, lease: Grant) -> None:
+        lease.entry = number = self._next_number()
+        self._leases[number] = lease
+        heappush(heap, (when, number))
 
     def _drop_stale(self) -> None:
-        self._entries = [entry for entry in self._entries if entry[0] == entry[2].due_at]
-        self._due = [entry for entry in self._due if entry[2].due_at == -math.inf]
-        heapify(self._entries)
-        heapify(self._due)
-        self._stale = 0
+        for heap in (self._entries, self._due):
+            heap[:] = [entry for entry in heap if entry[1] in self._leases]  # new entries would set off a collection
+            heapify(heap)
 
     def next_due(self) -> float:
         """Return when to look next (local clock): -inf if a lease is due already, inf if there is none."""
+        # Few enough that a look may drop them one by one, if they are the first.
+        if len(self._entries) + len(self._due) - len(self._leases) > FEW_STALE + len(self._leases) // 8:
+            self._drop_stale()
         if self.behind():
             return -math.inf
-        entries = self._entries
+        if not self._new:
+            self._new_due = math.inf
+        return min(self._new_due, self._entries[0][0] if self._first(self._entries) is not None else math.inf)
+
+    def _enter_new(self) -> None:
         for lease in self._new:
-            heappush(entries, (lease.due_at, id(lease), lease))
+            self._push(self._entries, lease.due_at, lease)
         self._new.clear()
-        while entries and entries[0][0] != entries[0][2].due_at:
-            heappop(entries)
-            self._stale -= 1
-        return entries[0][0] if entries else math.inf
+        self._new_due = math.inf
 
     def collect(self, time: float) -> None:
         """Move leases that are due at ``time`` to the due ones, and with them leases that may be renewed by then."""
+        if self._new_due <= time + MAX_SLACK or len(self._new) == MOST_COLLECTED:
+            self._enter_new()
         if self.next_due() > time:
             return
-        entries = self._entries
         for _ in range(MOST_COLLECTED):
-            if not entries:
+            lease = self._first(self._entries)
+            if lease is None:
                 return
-            when, number, lease = entries[0]
-            if when != lease.due_at:
-                self._stale -= 1
-            elif when <= time or (when < lease.deadline and when - slack(lease) <= time):
-                lease.due_at = -math.inf
-                heappush(self._due, (lease.deadline, number, lease))
-            else:
+            when, number = self._entries[0]
+            if when > time and (when >= lease.deadline or when - slack(lease) > time):
                 return
-            heappop(entries)
+            heappop(self._entries)
+            del self._leases[number]
+            lease.due_at = -math.inf
+            self._push(self._due, lease.deadline, lease)
 
     def take(self) -> Grant | None:
         """Remove and return the due lease that ends first."""
-        if not self.behind():
-            return None
-        lease = heappop(self._due)[2]
-        lease.due_at = math.inf
+        lease = self._first(self._due)
+        if lease is not None:
+            del self._leases[heappop(self._due)[1]]
+            lease.due_at = math.inf
         return lease
 
     def behind(self) -> bool:
         """Return True if a due lease was not looked at yet."""
-        due = self._due
-        while due and due[0][2].due_at != -math.inf:
-            heappop(due)
-            self._stale -= 1
-        return bool(due)
+        return self._first(self._due) is not None
+
+    def _first(self, heap: list[Entry]) -> Grant | None:
+        """Return the lease of the first entry, after dropping stale ones; None if there is none."""
+        while heap:
+            lease = self._leases.get(heap[0][1])
+            if lease is not None:
+                return lease
+            heappop(heap)
+        return None
 
 
 # -- Releases, which are sent when a grant is not needed any more, and what their answers mean -----------------
