@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -66,6 +65,8 @@ class ProcessGrant(Grant):
     """Whether it takes one of its cohort's places."""
     turning = False
     """Whether it is given back at the end of this turn of the loop, unless a task holds it then."""
+    released_by: TaskGrant | None = None
+    """The part that was held last: the outcome of the release is its own."""
     cohort: Holdings
     manager: GrantManager
 
@@ -147,9 +148,18 @@ class ProcessGrant(Grant):
                 share.lose("expired")
 
     def release_ended(self, error: Exception | None) -> None:
-        """Note the outcome of the release."""
+        """Note the outcome of the release, also for the part that was held last."""
         self._unlisted()
         super().release_ended(error)
+        last, self.released_by = self.released_by, None
+        if last is None:
+            return
+        if isinstance(error, LeaseLost):
+            last.lose(error.reason)
+            error = last.loss()
+        elif error is not None:  # it is still held, and may be released again
+            self.shares.append(last)
+        last.release_ended(error)
 
     def _unlisted(self) -> None:
         """Stop receiving contention notices."""
@@ -566,9 +576,7 @@ class Holdings(ABC):
         if grant.shares:
             lease.release_ended(None)
             return
-        outcome: asyncio.Future[None] = self.loop.create_future()
-        outcome.add_done_callback(partial(_last_released, lease))
-        grant.releasers = [*(grant.releasers or ()), outcome]
+        grant.released_by = lease
         self.give_back(grant)
 
     def let_go(self, lease: Grant) -> None:
@@ -597,15 +605,3 @@ class Holdings(ABC):
             self.part_with(grant)
         else:
             self.give_back(grant)
-
-
-def _last_released(lease: TaskGrant, outcome: asyncio.Future[None]) -> None:
-    """Take the outcome of the release of a process grant, for the task that held it last."""
-    error = outcome.exception()
-    assert error is None or isinstance(error, Exception)
-    if isinstance(error, LeaseLost):
-        lease.lose(error.reason)
-        error = lease.loss()
-    elif error is not None:  # it is still held, and may be released again
-        lease.process_grant.shares.append(lease)
-    lease.release_ended(error)
