@@ -74,8 +74,7 @@ class Slices:
         """Drop what is left."""
         self._works.clear()
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            finish(waiter, None, None)
         self._waiters.clear()
         if self._next is not None:
             self._next.cancel()

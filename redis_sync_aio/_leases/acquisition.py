@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .._client.replies import Argument
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
-from .._core.futures import FutureLike
+from .._core.futures import FutureLike, finish
 from .._core.keys import BARRIER, Keys
 from .._engine.commands import Answer, Delivery, Pushed, plain_grant, read_acquire
 from .._engine.snapshot import ticket_member
@@ -281,8 +281,7 @@ class Acquisition:
         else:
             self._resource.busy(answer.left)
             self._leave()
-            if not self.taker.done():
-                self.taker.set_result(None)
+            finish(self.taker, None, None)
 
     def recheck(self) -> None:
         """Ask again what became of the request: the connection was replaced."""
@@ -415,8 +414,7 @@ class Acquisition:
                 self._resource.undo(b"", self._member)
             else:
                 self._undo_all()
-        if not self.taker.done():
-            self.taker.set_exception(error)
+        finish(self.taker, None, error)
 
     def _time_out(self) -> None:
         if self.taker.done():
@@ -445,8 +443,7 @@ class Acquisition:
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""
         self.undo()
-        if not self.taker.done():
-            self.taker.set_exception(error)
+        finish(self.taker, None, error)
 
     def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
         """Undo whatever was done for ``future``, the taker, which its task no longer awaits."""
