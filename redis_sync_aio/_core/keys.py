@@ -115,7 +115,7 @@ LOCK = NameKind("lock", "a lock", *_LOCK_SCRIPTS, watch=True)
 ROBUST = NameKind("robust", "a robust lock", *_LOCK_SCRIPTS, watch=True)
 SEMAPHORE = NameKind("semaphore", "a semaphore", *_PERMIT_SCRIPTS, "sem", watch=True)
 READ_WRITE = NameKind("read_write", "a read/write lock", *_PERMIT_SCRIPTS, "rw")
-EVENT = NameKind("event", "an event", *_PERMIT_SCRIPTS, "event", "nobody has set it")
+EVENT = NameKind("event", "an event", *_PERMIT_SCRIPTS, "event", "it has not been set")
 LATCH = NameKind("latch", "a latch", *_PERMIT_SCRIPTS, "latch", "it was not counted down to 0")
 BARRIER = NameKind(
     *("barrier", "a barrier", "barrier/join", "permits/release", "permits/renew"),
@@ -127,7 +127,7 @@ KINDS: dict[str, NameKind] = {it.name: it for it in (LOCK, ROBUST, SEMAPHORE, RE
 BY_ENDING: dict[str, NameKind] = {it.ending: it for it in KINDS.values() if it.ending}
 """The kinds that consist of permits, by the end of their keys."""
 NEVER_HELD = frozenset(it.name for it in KINDS.values() if it.closed)
-"""The names of the kinds that let waiters pass, so that nobody holds them."""
+"""The names of the kinds that let waiters pass, and so have no holder."""
 
 
 class Endpoint(NamedTuple):

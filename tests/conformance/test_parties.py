@@ -102,9 +102,9 @@ async def test_whoever_waited_goes_on_although_it_is_cleared_again(
         await asyncio.gather(event.set(), event.clear())
         assert await asyncio.gather(*tasks) == [True] * 6
         assert not await far_event.is_set()
-        with pytest.raises(WaitTimeout, match="'party' did not open immediately: nobody has set it"):
+        with pytest.raises(WaitTimeout, match="'party' did not open immediately: it has not been set"):
             await far_event.wait(timeout=0)
-        with pytest.raises(WaitTimeout, match=r"did not open within 1\.0 seconds: nobody has set it"):
+        with pytest.raises(WaitTimeout, match=r"did not open within 1\.0 seconds: it has not been set"):
             await event.wait(timeout=1)
         await assert_idle(redis)
 

@@ -221,7 +221,7 @@ def state(view: NameView) -> str:
     if not view.held and any(it.code == "wrong_type" for it in view.problems):
         return "cannot be used"
     if closed := KINDS[view.kind].closed:
-        return closed if view.waiting else "nobody waits for it"
+        return closed if view.waiting else "no request waits for it"
     fence = f", last fence {view.fence}" if view.fence else ""
     if view.limit == 0:
         return f"paused (limit 0), {counted(view.held, 'permit')} {'is' if view.held == 1 else 'are'} held{fence}"
