@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -88,9 +89,15 @@ def redis_py(client: Redis, name: str) -> Pair:
     return plain(client.lock(name, timeout=TTL))
 
 
-def asyncio_lock(client: Redis, name: str, found: dict[str, asyncio.Lock] = {}) -> Pair:  # noqa: B006  one lock a name
+@cache
+def lock_of_process(name: str) -> asyncio.Lock:
+    """Return the lock of this process by that name."""
+    return asyncio.Lock()
+
+
+def asyncio_lock(client: Redis, name: str) -> Pair:
     """Return the pair of `asyncio.Lock`."""
-    return in_process(found.setdefault(name, asyncio.Lock()))
+    return in_process(lock_of_process(name))
 
 
 COORDINATED = (lock, shared, lingering, semaphore)

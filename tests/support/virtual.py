@@ -102,15 +102,6 @@ def _replace(name: str, old: object, new: object) -> None:
             setattr(module, name, new)
 
 
-def block(seconds: float) -> None:
-    """Block the running event loop, as ``time.sleep`` does."""
-    loop = asyncio.get_running_loop()
-    if isinstance(loop, VirtualLoop):
-        loop.pass_time(seconds)
-    else:
-        time.sleep(seconds)
-
-
 # -- The server ----------------------------------------------------------------------------------------------------
 
 
