@@ -256,8 +256,6 @@ class Keys:
 
     family: ClassVar[Family]
     """The family of scripts that take them."""
-    release_args: ClassVar[tuple[bytes, ...]] = ()
-    """The last arguments of a release that ends no lease (it only withdraws a ticket)."""
 
     name: bytes  # as users know it
     all: tuple[bytes, ...]  # in the order in which scripts take them
@@ -311,7 +309,6 @@ class RobustKeys(LockKeys):
 
     __slots__ = ()
     family: ClassVar[Family] = "robust"
-    release_args: ClassVar[tuple[bytes, ...]] = (b"", b"0")
 
     @property
     def record(self) -> bytes:

@@ -173,9 +173,7 @@ class Commands:
         ``release_args``: of a robust lock, the writer of its record, and what becomes of the record (empty: it was not
         adopted). ``undoes``: as `Call.undoes`; true, too, if it is ``pending`` or has a ticket.
         """
-        words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
-        if release_args or keys.release_args:
-            words += release_args or keys.release_args
+        words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0", *release_args)
         call = Call(keys, load(keys.kind.release), words, delivery.sent, delivery.expires, delivery.done)
         call.context = about
         call.undoes = pending or undoes or ticket != b""

@@ -22,7 +22,7 @@ from .._core.cancellation import outcome_of
 from .._core.clock import SHORTEST, Stalls, now
 from .._core.futures import Slices, finish
 from .._core.keys import Keys
-from .._engine.commands import Delivery, Send
+from .._engine.commands import Commands, Delivery, Send
 from .._scripts.constants import ReleaseReply
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
@@ -238,25 +238,20 @@ class Releases:
     ) -> None:
         """Send a release that no task waits for; see `Resource.undo`. It is repeated for a minute at least."""
 
-        def answered(call: Call) -> None:
-            self.in_flight.finished(call)
-            if done is not None:
-                done(call)
+        def send(commands: Commands, told: Delivery) -> Call:
+            return commands.release(
+                keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=not pending
+            )
 
-        time = now()
-        told, undoes = Delivery(time, time + max(self._hub.retry_for, UNDO_FOR), answered), not pending
-        call = self._hub.commands.release(
-            keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=undoes
-        )
-        self.in_flight.started(call)
+        self.send(send, self._undone_by(), done)
 
     def undo_attach(self, keys: Keys, token: bytes, replaced: bytes, ttl_ms: int) -> None:
         """Let ``replaced`` hold again what was attached as ``token``, so that it may be attached again."""
-        time = now()
-        told = Delivery(time, time + max(self._hub.retry_for, UNDO_FOR), self.in_flight.finished)
-        self.in_flight.started(
-            self._hub.commands.attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
-        )
+
+        def send(commands: Commands, told: Delivery) -> Call:
+            return commands.attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
+
+        self.send(send, self._undone_by())
 
     def repeat_downgrade(self, lease: Grant) -> None:
         """Repeat the downgrade of ``lease``, whose renewals would otherwise keep the writer's permit, to its deadline.
@@ -264,8 +259,28 @@ class Releases:
         Not after its end: the same identity may have become the writer again.
         """
         if lease.state is LeaseState.HELD:
-            told = Delivery(now(), lease.deadline, self.in_flight.finished)
-            self.in_flight.started(self._hub.commands.downgrade(lease.keys, lease.wire_token, told, undoes=True))
+            self.send(
+                lambda commands, told: commands.downgrade(lease.keys, lease.wire_token, told, undoes=True),
+                lease.deadline,
+            )
+
+    def send(self, send: Send, expires: float, done: Callable[[Call], None] | None = None) -> Call:
+        """Send a command, repeated until ``expires``, and call ``done`` with its answer.
+
+        Closing the coordinator waits for it.
+        """
+
+        def answered(call: Call) -> None:
+            self.in_flight.finished(call)
+            if done is not None:
+                done(call)
+
+        call = send(self._hub.commands, Delivery(now(), expires, answered))
+        self.in_flight.started(call)
+        return call
+
+    def _undone_by(self) -> float:
+        return now() + max(self._hub.retry_for, UNDO_FOR)
 
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)
@@ -452,14 +467,5 @@ class GrantManager:
 
         It is repeated until the deadline, or until ``by`` (local clock).
         """
-        in_flight = self.releases.in_flight
-
-        def answered(call: Call) -> None:
-            in_flight.finished(call)
-            done(call)
-
-        time = now()
-        expires = min(lease.deadline, time + self.hub.retry_for, by)
-        call = send(self.hub.commands, Delivery(time, expires, answered))
-        in_flight.started(call)
-        return call
+        expires = min(lease.deadline, now() + self.hub.retry_for, by)
+        return self.releases.send(send, expires, done)

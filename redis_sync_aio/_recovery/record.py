@@ -34,7 +34,6 @@ from .._core.arguments import Json, Seconds, is_async, positive_seconds
 from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._core.display import shown, text
-from .._engine.commands import Delivery
 from .._leases.grant import Grant
 from .._leases.lease import GuardingLease
 from .._leases.settings import HELD, LeaseState
@@ -644,8 +643,8 @@ def _not_adopted(resource: Resource, lease: RobustGrant, record: WorkRecord) -> 
 
 def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
     """Make the lease that adopted the record before this one its writer again, if the identity has one."""
-    manager, time = resource.hub.manager, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
-    delivery = Delivery(time, time + resource.hub.retry_for, manager.releases.in_flight.finished)
-    call = resource.hub.commands.adopt(lease.keys, lease.wire_token, words, delivery)
-    manager.releases.in_flight.started(call)
+    resource.hub.manager.releases.send(
+        lambda commands, told: commands.adopt(lease.keys, lease.wire_token, words, told),
+        now() + resource.hub.retry_for,
+    )
