@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import secrets
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
@@ -196,35 +197,45 @@ def _reroute(hub: Hub) -> Iterator[None]:
         yield
 
 
-# -- The end of a hub: by `Coordinator.aclose`, with its client or its event loop, in a forked child, or forgotten
+# -- The end of a hub: by `Coordinator.aclose`, idle, with its client or its event loop, in a forked child, or dropped
 
 
+IDLE = 5.0
+"""Seconds without any use after which an implicit hub closes."""
+AFTER_DRAIN = 0.05
+"""Seconds after a drain in which the body of `UntilSignal` cancels its tasks. Those that are left get their errors."""
+
+hubs: dict[tuple[int, int], Hub] = {}
+"""The implicit hubs by the ids of client and loop, which they keep alive. (Clients may be equal, or not hashable.)"""
 living: WeakValueDictionary[int, Closing] = WeakValueDictionary()
 """The ends of all hubs of this process, by their ids. (`valuerefs` copies them in one step, whatever threads do.)"""
 begun: set[Closing] = set()
-"""Those that have begun and are not done. `asyncio.run` cancels their tasks at its end. Then nothing else keeps an
-implicit hub, which has left `implicit.hubs`, until the generators of the loop end and begin it again."""
-
-AFTER_DRAIN = 0.05
-"""Seconds after a drain in which the body of `UntilSignal` cancels its tasks. Those that are left get their errors."""
+"""Closings in progress. They keep an implicit hub alive after `asyncio.run` has cancelled its closing task, until the
+end of the loop's asynchronous generators begins it again."""
 
 
 class Closing:
     """Ends a hub once, for the first reason that comes up."""
 
+    task: asyncio.Task[None] | None = None
+    """The task that closes the hub; None until that begins."""
+    idle: asyncio.TimerHandle | None = None
+    """The timer of an implicit hub, which closes when it is not used; None for the hub of a coordinator."""
+    _client_is_closed = False
+
     def __init__(self, hub: Hub, owned: OwnedClient | None) -> None:
         self.hub: Hub = hub
         self._owned = owned
-        self._task: asyncio.Task[None] | None = None
-        self._client_is_closed = False
-        self.on_close: Callable[[], None] | None = None
-        """Function that is called when the hub can no longer be used; it may be called twice."""
         self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
-        self._unclosed = Unclosed(self, owned)
+        self._dropped = finalize(self, _dropped, repr(hub), hub.loop, hub.link, owned)
+        self._dropped.atexit = False
+        self._loop_end = _at_loop_end(ref(self))
+        with suppress(StopIteration):  # run to its first yield, which registers it with the loop
+            self._loop_end.asend(None).send(None)
         living[id(self)] = self
 
     async def close(self, drain: float) -> None:
-        """Let bodies go on for ``drain`` seconds, then end what is left; see `Coordinator.aclose`."""
+        """Let bodies keep running for ``drain`` seconds, then end what is left; see `Coordinator.aclose`."""
         hub = self.hub
         if hub.forked:
             hub.why_closed = hub.why_closed or "it was closed"
@@ -234,33 +245,33 @@ class Closing:
             if drain and hub.why_closed is None:
                 await self.drain(drain)
         finally:
-            await wait_shielded(self._start())  # bounded by `Hub.drained` and the close of connections
+            await wait_shielded(self.begin("it was closed"))  # bounded by `Hub.drained` and the close of connections
 
-    def retire(self, why: str) -> None:
-        """Close the hub in the background. From now on it refuses use, since locks remember it."""
-        self.hub.why_closed = self.hub.why_closed or why
-        self._tell()
-        self._start()
-
-    def _tell(self) -> None:
-        if self.on_close is not None:
-            self.on_close()
-
-    def _start(self) -> asyncio.Task[None]:
-        if self._task is None or self._task.cancelled():  # `asyncio.run` cancels all tasks at its end
-            hub = self.hub
-            hub.why_closed = hub.why_closed or "it was closed"
-            hub.hands_on = False
+    def begin(self, why: str) -> asyncio.Task[None]:
+        """Close the hub in the background, for the reason ``why`` if there is no other; return the task."""
+        hub = self.hub
+        if self.task is None or self.task.cancelled():  # `asyncio.run` cancels all tasks at its end
+            hub.why_closed = hub.why_closed or why
+            self._leave()
             begun.difference_update([one for one in list(begun) if one.hub.loop.is_closed()])  # cut off in the middle
             begun.add(self)
             # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
-            self._task = asyncio.Task(self._close(), loop=hub.loop, name="redis_sync_aio close")
-        return self._task
+            self.task = asyncio.Task(self._close(), loop=hub.loop, name="redis_sync_aio close")
+            hub.manager.slices.stop()
+            hub.manager.slices.run(self._give_up(f"the coordinator cannot be used any more: {hub.why_closed}"))
+        return self.task
+
+    def _leave(self) -> None:
+        """Let nobody find the hub: it can no longer be used."""
+        hub = self.hub
+        hub.hands_on = False
+        if self.idle is not None:
+            self.idle.cancel()  # it would keep the hub and its client alive for that long
+        if hubs.get(key := (id(hub.client), id(hub.loop))) is hub:
+            del hubs[key]
 
     async def _close(self) -> None:
         hub = self.hub
-        self._tell()
-        self._end_all()
         await hub.manager.slices.done()
         hub.manager.stop()
         await hub.drained()
@@ -274,7 +285,9 @@ class Closing:
             if self._owned is not None:
                 await wait_shielded(self._owned.start_closing())
         finally:
-            await self._unclosed.closed()
+            self._dropped.detach()
+            with suppress(RuntimeError):  # it is running: it closes the coordinator at the end of the loop
+                await self._loop_end.aclose()
             begun.discard(self)
 
     async def drain(self, within: float, *, hold_back: bool = False) -> None:
@@ -311,11 +324,6 @@ class Closing:
             await over.wait()
             await asyncio.sleep(AFTER_DRAIN)
 
-    def _end_all(self) -> None:
-        hub = self.hub
-        hub.manager.slices.stop()
-        hub.manager.slices.run(self._give_up(f"the coordinator cannot be used any more: {hub.why_closed}"))
-
     def _give_up(self, why: str) -> Iterator[None]:
         """End all waits, and take all leases from their holders."""
         hub = self.hub
@@ -328,10 +336,17 @@ class Closing:
 
     # -- ends without a call of close --------------------------------------------------------------------
 
-    async def loop_ends(self) -> None:
-        """Close at the end of the event loop. Nothing runs after that, so finish a closing that has begun."""
-        if self._task is not asyncio.current_task():  # otherwise that closing no longer needs the notice
-            await self.close(0.0)
+    def look_later(self) -> None:
+        """Close the hub after some time in which it is not used: it is an implicit one."""
+        self.idle = self.hub.loop.call_later(IDLE, self._look, self.hub.uses)
+
+    def _look(self, uses: int) -> None:
+        close_orphans()
+        hub = self.hub
+        if hub.resources or hub.asking or hub.uses > uses:
+            self.look_later()
+        else:
+            self.begin("it was idle")
 
     def client_closed(self) -> None:
         """Close with the client, or its pool, which was closed."""
@@ -339,8 +354,7 @@ class Closing:
         if hub.forked or hub.why_closed is not None or hub.loop is not running_loop():
             return
         self._client_is_closed = True
-        self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
-        self._end_all()
+        self.begin("its client was closed (aclose(), or disconnect() of its pool); create a new client")
 
     def _client_closes(self) -> None:
         """Close with the client, unless a link is up: that notices it once its own connection is closed."""
@@ -363,37 +377,14 @@ class Closing:
 
     def _stop_at_once(self) -> None:
         begun.discard(self)
-        self._unclosed.forget()
-        self.hub.hands_on = False
+        self._leave()
+        self._dropped.detach()
         self.hub.manager.stop()
         self._witness.leave()
 
 
-class Unclosed:
-    """Notices that a coordinator ends unclosed: its event loop ends, or it is collected."""
-
-    def __init__(self, closing: Closing, owned: OwnedClient | None) -> None:
-        """``owned``: the client of the coordinator, if that closes it."""
-        hub = closing.hub
-        self._dropped = finalize(closing, _dropped, repr(hub), hub.loop, hub.link, owned)
-        self._dropped.atexit = False
-        self._loop_end = _at_loop_end(ref(closing))
-        with suppress(StopIteration):  # run to its first yield, which registers it with the loop
-            self._loop_end.asend(None).send(None)
-
-    def forget(self) -> None:
-        """Do not warn when it is collected: it has ended in another way."""
-        self._dropped.detach()
-
-    async def closed(self) -> None:
-        """Stop watching: the coordinator is closed."""
-        self.forget()
-        with suppress(RuntimeError):  # it is running: it closes the coordinator at the end of the loop
-            await self._loop_end.aclose()
-
-
 async def _at_loop_end(closing: ReferenceType[Closing]) -> AsyncGenerator[None, None]:
-    """Close when the loop ends.
+    """Close when the loop ends. Nothing runs after that, so finish a closing that has begun.
 
     `asyncio.run`, and all that uses `asyncio.Runner`, cancels all tasks, lets them finish, and then closes the
     asynchronous generators that were started. So do uvloop and aiohttp. That is the right moment: tasks could release
@@ -402,8 +393,9 @@ async def _at_loop_end(closing: ReferenceType[Closing]) -> AsyncGenerator[None, 
     try:
         yield
     finally:
-        if (found := closing()) is not None:
-            await found.loop_ends()
+        found = closing()
+        if found is not None and found.task is not asyncio.current_task():  # else that closing no longer needs it
+            await found.close(0.0)
 
 
 def _dropped(
@@ -418,6 +410,27 @@ def _dropped(
         if owned is not None:
             loop.call_soon_threadsafe(owned.start_closing)
     warnings.warn(logs.coordinator_dropped(shown), ResourceWarning, stacklevel=2)
+
+
+def close_orphans() -> None:
+    """Close implicit hubs whose event loop was closed without letting its asynchronous generators end first."""
+    for key, found in list(hubs.items()):  # a copy: other threads have loops and hubs, too
+        if found.loop.is_closed() and (dead := hubs.pop(key, None)) is not None:
+            dead.closing.close_without_loop()
+
+
+def _after_fork_in_child() -> None:
+    hubs.clear()
+    for closing in living.valuerefs():
+        if (found := closing()) is not None:
+            found.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# -- The hub
 
 
 SHOWN = 100

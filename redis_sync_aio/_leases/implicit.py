@@ -6,7 +6,6 @@ and otherwise when the event loop ends.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -17,7 +16,7 @@ from .._core.arguments import Name
 from .._core.cancellation import wait_shielded
 from .._core.keys import Keys, check_slot
 from ..errors import CoordinatorClosed
-from .hub import Hub, living
+from .hub import Hub, close_orphans, hubs
 from .options import HubOptions
 
 # -- The inside of a `Coordinator`: its options and, from its first use on, the hub of one event loop ----------
@@ -66,13 +65,6 @@ class CoordinatorLike(Protocol):
     """A `Coordinator`, as the primitives know it."""
 
     _binding: Binding
-
-
-IDLE = 5.0
-"""Seconds without any use after which an implicit hub closes."""
-
-hubs: dict[tuple[int, int], Hub] = {}
-"""By the ids of client and loop, which they keep alive. (Clients may be equal, or not hashable.)"""
 
 
 def binding_of(source: object) -> Binding | None:
@@ -128,58 +120,12 @@ def hub_of(source: Client | CoordinatorLike) -> Hub:
 
 
 def _implicit(client: RedisClient) -> Hub:
-    loop = running_loop()
-    found = hubs.get((id(client), id(loop)))
+    key = id(client), id(running_loop())
+    found = hubs.get(key)
     if found is None:
-        _close_orphans()
-        found = Hub(HubOptions(client))
-        hubs[id(client), id(loop)] = found
-        _Idle(client, found)
+        close_orphans()
+        found = hubs[key] = Hub(HubOptions(client))
+        found.closing.look_later()
     else:
         found.check()
     return found
-
-
-def _close_orphans() -> None:
-    """Close hubs whose event loop was closed without letting its asynchronous generators end first."""
-    for key, found in list(hubs.items()):  # a copy: other threads have loops and hubs, too
-        if found.loop.is_closed() and (dead := hubs.pop(key, None)) is not None:
-            dead.closing.close_without_loop()
-
-
-class _Idle:
-    """Closes a hub when it was not used for a while."""
-
-    def __init__(self, client: RedisClient, hub: Hub) -> None:
-        self._key = id(client), id(hub.loop)
-        self._hub = hub
-        hub.closing.on_close = self._closed
-        self._look_later()
-
-    def _look_later(self) -> None:
-        self._uses = self._hub.uses
-        self._timer = self._hub.loop.call_later(IDLE, self._look)
-
-    def _look(self) -> None:
-        _close_orphans()
-        hub = self._hub
-        if hub.resources or hub.asking or hub.uses > self._uses:
-            self._look_later()
-        else:
-            hub.closing.retire("it was idle")
-
-    def _closed(self) -> None:
-        self._timer.cancel()  # the timer would keep the hub and its client alive for that long
-        if hubs.get(self._key) is self._hub:  # this is called twice, and another hub may have taken the place by then
-            del hubs[self._key]
-
-
-def _after_fork_in_child() -> None:
-    hubs.clear()
-    for closing in living.valuerefs():
-        if (found := closing()) is not None:
-            found.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -63,7 +63,7 @@ def hubs_of(client: Client) -> list[Hub]:
 
 def open_(hub: Hub) -> bool:
     """Return whether a hub was not closed, or is just being closed."""
-    task = hub.closing._task
+    task = hub.closing.task
     return hub.why_closed is None or (task is not None and not task.done())
 
 
@@ -76,7 +76,7 @@ def left_in_hubs(client: Client, *own: Hub | None, where: Callable[[Hub], bool] 
     for hub in hubs_of(client):
         if where(hub):
             left += _left_in(hub)
-            if hub not in own and hub.closing.on_close is None:  # else it is implicit, and closes itself
+            if hub not in own and hub.closing.idle is None:  # else it is implicit, and closes itself
                 left.append(f"{hub!r} was not closed")
     return left
 

@@ -18,7 +18,7 @@ from redis_sync_aio.errors import CoordinatorClosed
 from ..support.body import FAST, waits
 from ..support.contexts import connections, nothing_left, observer, our_tasks, same
 from ..support.factories import Kind, holder
-from ..support.inside import close_implicit, hub_of, implicit
+from ..support.inside import close_implicit, hub_module, hub_of, hubs
 
 __all__ = ["nothing_left", "observer"]  # fixtures
 
@@ -42,7 +42,7 @@ async def test_p12_an_idle_implicit_coordinator_closes(
     kind: Kind, redis: Redis, observer: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12: it closes its connection when nothing was used for IDLE, not before, and starts again when needed."""
-    monkeypatch.setattr(implicit, "IDLE", 0.05)
+    monkeypatch.setattr(hub_module, "IDLE", 0.05)
     lock = kind.make(redis, NAME)
     for _ in range(2):
         lease = await lock.acquire()
@@ -51,7 +51,7 @@ async def test_p12_an_idle_implicit_coordinator_closes(
         lease.check()
         assert hub_of(redis) is first  # held: not idle
         await lease.release()
-        await wait_until(lambda: not implicit.hubs, FAST, timeout=5)
+        await wait_until(lambda: not hubs, FAST, timeout=5)
         await wait_until(lambda: same(connections(observer), 1), FAST, timeout=5)  # the client's own
         await wait_until(lambda: our_tasks() == [], FAST, timeout=5)
         with pytest.raises(CoordinatorClosed):
@@ -62,7 +62,7 @@ async def test_p12_an_implicit_coordinator_in_use_does_not_close(
     kind: Kind, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12: short uses in quick succession, and statistics(), keep it; never does a use meet the closing."""
-    monkeypatch.setattr(implicit, "IDLE", 0.01)
+    monkeypatch.setattr(hub_module, "IDLE", 0.01)
     lock = kind.make(redis, NAME)
     for pause in (0, 0.004, 0.009, 0.01, 0.011, 0.02) * 5:
         async with lock:
@@ -70,7 +70,7 @@ async def test_p12_an_implicit_coordinator_in_use_does_not_close(
         await asyncio.sleep(pause)
         assert await holder(lock) is None
         await asyncio.sleep(pause)
-    await wait_until(lambda: not implicit.hubs, FAST, timeout=5)
+    await wait_until(lambda: not hubs, FAST, timeout=5)
     await wait_until(lambda: our_tasks() == [], FAST, timeout=5)
 
 

@@ -20,7 +20,7 @@ from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST
 from ..support.clusters import Nodes
-from ..support.inside import Call, Delivery, InFlightCounter, hub_of, implicit, load, lock_keys, now
+from ..support.inside import Call, Delivery, InFlightCounter, hub_module, hub_of, load, lock_keys, now
 from ..support.proxy import FaultProxy
 from ..support.wired import MODES, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -162,7 +162,7 @@ async def test_two_wait_until_nothing_is_under_way() -> None:
 @pytest.mark.timing
 async def test_what_is_only_asked_is_no_idleness(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """P12: gates and statistics use a connection as well."""
-    monkeypatch.setattr(implicit, "IDLE", 0.05)
+    monkeypatch.setattr(hub_module, "IDLE", 0.05)
     gate = FenceGate(redis, "only asked")
     first = hub_of(redis)
     for fence in range(1, 31):

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from ..conftest import MakeClient
 from .factories import Kind
-from .inside import implicit
+from .inside import hubs
 
 NAME = "life"
 
@@ -26,7 +26,7 @@ async def nothing_left(kind: Kind, no_task_left: None, observer: Redis) -> Async
     """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
     yield
     assert await observer.exists(kind.queue(NAME)) == 0
-    assert all(found.why_closed is None for found in implicit.hubs.values())
+    assert all(found.why_closed is None for found in hubs.values())
 
 
 def our_tasks() -> list[str]:

@@ -46,12 +46,13 @@ from redis_sync_aio._engine.snapshot import (
 )
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._inspection.views import Access, ProblemCode
+from redis_sync_aio._leases import hub as hub_module
 from redis_sync_aio._leases import implicit, manager, renewals, waits
 from redis_sync_aio._leases.acquisition import Acquisition
 from redis_sync_aio._leases.cohort import IN_ONE_TURN, Cohort, cohort_of
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring, OnLost
-from redis_sync_aio._leases.hub import Hub, LinkEvents
+from redis_sync_aio._leases.hub import Hub, LinkEvents, hubs
 from redis_sync_aio._leases.manager import InFlightCounter, Releases
 from redis_sync_aio._leases.options import HubOptions
 from redis_sync_aio._leases.resource import Resource
@@ -170,8 +171,9 @@ __all__ = [
     "converse",
     "copy_error",
     "gate_keys",
+    "hub_module",
     "hub_of",
-    "implicit",
+    "hubs",
     "joined_keys",
     "lease_groups",
     "link",

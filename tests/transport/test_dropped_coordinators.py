@@ -21,7 +21,7 @@ from redis_sync_aio.types import Push
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
-from ..support.inside import INBOX_PREFIX, implicit
+from ..support.inside import INBOX_PREFIX, hub_module, hubs
 
 DROPPED = "was dropped without aclose()"
 
@@ -117,11 +117,11 @@ async def test_an_implicit_one_is_not_warned_of(
     redis: Redis, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It closes when it is idle, or with its client."""
-    monkeypatch.setattr(implicit, "IDLE", 0.05)
+    monkeypatch.setattr(hub_module, "IDLE", 0.05)
     with caught() as warned:
         async with AsyncLock(make_client(), "a"):
-            assert implicit.hubs
-        await wait_until(lambda: not implicit.hubs, FAST, timeout=15)
+            assert hubs
+        await wait_until(lambda: not hubs, FAST, timeout=15)
         assert warned.dropped == 0
 
 

@@ -17,7 +17,7 @@ from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReentrantLock, AsyncS
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
-from ..support.inside import close_implicit, implicit
+from ..support.inside import close_implicit, hubs
 
 pytestmark = pytest.mark.timing
 
@@ -76,14 +76,14 @@ async def test_p12_a_client_for_each_request_is_freed_with_it(redis: Redis, make
         """Return how many timers there are that would keep something for a while."""
         return sum(not it.cancelled() and it.when() > loop.time() + 1 for it in loop._scheduled)
 
-    before, timers = len(implicit.hubs), later()
+    before, timers = len(hubs), later()
     for number in range(20):
         client = make_client()
         async with AsyncLock(client, f"name{number}"):
-            assert len(implicit.hubs) == before + 1
+            assert len(hubs) == before + 1
         await client.aclose()
     async with asyncio.timeout(5):
-        while len(implicit.hubs) > before:
+        while len(hubs) > before:
             await asyncio.sleep(0.01)
     assert later() <= timers
 
@@ -93,13 +93,13 @@ async def test_p12_the_end_of_a_coordinator_does_not_make_the_next_one_forgotten
     lock, loop = AsyncLock(redis, "again"), asyncio.get_running_loop()
     async with lock:
         pass
-    first = implicit.hubs[id(redis), id(loop)]
-    first.closing.retire("for a test")
+    first = hubs[id(redis), id(loop)]
+    first.closing.begin("for a test")
     async with lock:
-        second = implicit.hubs[id(redis), id(loop)]
+        second = hubs[id(redis), id(loop)]
     await close_implicit(first)
     assert second is not first
-    assert implicit.hubs[id(redis), id(loop)] is second
+    assert hubs[id(redis), id(loop)] is second
 
 
 def test_a_forked_child_may_close_the_parents_client(server: EmbeddedServer) -> None:
