@@ -1,4 +1,4 @@
-"""The page "When it goes wrong" has every error and every line of the log, and quotes what they say."""
+"""The page "When it goes wrong" has every error, and every message of errors and of the log is quoted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ import pytest
 import redis_sync_aio
 from redis_sync_aio import Coordinator, LeaseLost
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import LossReason, SyncError
+from redis_sync_aio.errors import LossReason
 
 from ..support.log_lines import lines
 from ..support.wrong import ERRORS, LINES, Situation
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "when-it-goes-wrong.md"
+ASSETS = PAGE.parents[1] / "assets"
 OF_REDIS_PY = {"LockError", "LockNotOwnedError"}
 """Errors of redis-py that `compat.Lock` raises: `Unreachable` is its ConnectionError anyway."""
 
@@ -38,11 +39,13 @@ def entries(heading: str) -> dict[str, str]:
     return dict(found)
 
 
-def quoted(entry: str) -> str:
-    """What the first block of text in an entry says, in one line."""
-    block = re.search(r"^```text\n(.*?)^```", entry, re.M | re.S)
-    assert block is not None, entry
-    return plain(block[1])
+def quoted(messages: str) -> dict[str, list[str]]:
+    """What the list of messages, which a page puts in, says for each name."""
+    found: dict[str, list[str]] = {}
+    for message in messages.strip().split("\n\n"):
+        name, _, said = message.partition(": ")
+        found.setdefault(name, []).append(plain(said))
+    return found
 
 
 def plain(message: str) -> str:
@@ -50,6 +53,10 @@ def plain(message: str) -> str:
     return re.sub(
         r"\d+", "0", re.sub(r"\s+", " ", message.replace(f" {socket.gethostname()[:32]}:", " web-3:"))
     ).strip()
+
+
+MESSAGES = quoted((ASSETS / "messages-of-errors.txt").read_text("utf-8")) if PAGE.exists() else {}
+LOGGED = quoted((ASSETS / "messages-of-the-log.txt").read_text("utf-8")) if PAGE.exists() else {}
 
 
 def public_errors() -> set[str]:
@@ -67,10 +74,6 @@ def public_errors() -> set[str]:
 def test_every_public_error_has_an_entry_and_nothing_else_has() -> None:
     assert {"LeaseLost", "ServerNotFound", "QueueFull"} < public_errors()
     assert set(entries("Errors: ")) == public_errors() | OF_REDIS_PY
-
-
-def test_every_line_of_the_log_has_an_entry_and_nothing_else_has() -> None:
-    assert set(entries("Lines of the log")) == set(lines())
 
 
 def test_every_reason_of_a_loss_has_an_entry_and_nothing_else_has() -> None:
@@ -91,25 +94,19 @@ LOSSES: dict[str, list[LossReason | dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("reason", LOSSES)
-def test_the_messages_of_a_loss_are_quoted_in_the_entry_of_its_reason(reason: str) -> None:
+def test_the_messages_of_a_loss_are_quoted(reason: str) -> None:
     """So the search of the site finds them."""
     of_all: dict[str, Any] = {"name": "orders:42", "fence": 1795711537967982, "held_for": 41.3}
     facts: list[dict[str, Any]] = [{"reason": it} if isinstance(it, str) else it for it in LOSSES[reason]]
-    blocks = re.findall(r"^```text\n(.*?)^```", entries("Why was my lease lost")[reason], re.M | re.S)
-    assert [plain(block) for block in blocks] == [plain(str(LeaseLost(**of_all | more))) for more in facts]
+    wanted = [plain(str(LeaseLost(**of_all | more))) for more in facts]
+    assert MESSAGES.get(f"LeaseLost, {reason}", []) == wanted
 
 
-def test_every_entry_of_an_error_says_when_in_which_state_and_what_to_do() -> None:
-    """Those of redis-py and of the embedded server leave out what their one cause says."""
-    short = {name for name, entry in entries("Errors: ").items() if not {"When", "State"} <= set(words(entry))}
-    assert short <= {"ServerNotFound", "ServerNotStarted"}
-    advised = {name for name, entry in entries("Errors: ").items() if "What to do" in words(entry)}
-    ours = {name for name in entries("Errors: ") if issubclass(getattr(redis_sync_aio, name, object), SyncError)}
-    assert {it for it in ours if it != "LeaseLost"} - advised == {"SyncError"}
-
-
-def words(entry: str) -> list[str]:
-    return re.findall(r"^\*\*([A-Z][a-z ]+)[.,]", entry, re.M)
+def test_every_entry_of_an_error_says_in_which_state_and_what_to_do() -> None:
+    """No lock has to do with the errors of the embedded server."""
+    stateless = {name for name, entry in entries("Errors: ").items() if "**State:**" not in entry}
+    assert stateless == {"ServerNotFound", "ServerNotStarted"}
+    assert [name for name, entry in entries("Errors: ").items() if not re.search(r"\*\*Do:\*\* \S", entry)] == []
 
 
 @pytest.fixture(scope="module")
@@ -121,35 +118,36 @@ def own() -> Iterator[EmbeddedServer]:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("name", ERRORS)
-async def test_the_message_on_the_page_is_that_of_the_error(own: EmbeddedServer, name: str) -> None:
-    """Each error is met on a real server; the page may leave out the end of one message."""
+async def test_the_quoted_message_is_that_of_the_error(own: EmbeddedServer, name: str) -> None:
+    """Each error is met on a real server; the end of one message is left out."""
     async with own.client() as redis:
         await redis.flushall()
         async with Coordinator(redis) as sync, Coordinator(redis) as other:
             with pytest.raises(Exception) as raised:
                 await ERRORS[name](Situation(own, redis, sync, other))
     assert type(raised.value).__name__ == name
-    said = quoted(entries("Errors: ")[name])
+    (said,) = MESSAGES["LeaseLost, taken" if name == "LeaseLost" else name]
     assert plain(str(raised.value)).startswith(said)
     assert name == "ServerNotStarted" or plain(str(raised.value)) == said
 
 
-def test_every_error_is_met() -> None:
+def test_every_error_and_every_line_of_the_log_is_met_and_quoted() -> None:
     assert set(ERRORS) == set(entries("Errors: "))
-    assert set(LINES) == set(entries("Lines of the log"))
+    assert set(ERRORS) - {"LeaseLost"} == {name for name in MESSAGES if not name.startswith("LeaseLost, ")}
+    assert set(LINES) == set(LOGGED) == set(lines())
 
 
 @pytest.mark.parametrize("event", LINES)
-def test_the_line_on_the_page_is_that_of_the_log(event: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_quoted_line_is_that_of_the_log(event: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "redis_sync_aio"), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         LINES[event]()
     (record,) = caplog.records
     assert vars(record)["event"] == event
-    assert plain(record.getMessage()) == quoted(entries("Lines of the log")[event])
+    assert [plain(record.getMessage())] == LOGGED[event]
 
 
 def test_a_message_that_has_changed_is_noticed() -> None:
-    entry = entries("Errors: ")["NotHeld"]
-    assert quoted(entry) == quoted(entry.replace(" ", "\n", 1))
-    assert quoted(entry) != quoted(entry.replace("holds no lease", "has no lease"))
+    message = "NotHeld: this task holds no lease on 'orders:42'"
+    assert quoted(message) == quoted(message.replace("42", "7"))
+    assert quoted(message) != quoted(message.replace("holds no lease", "has no lease"))
