@@ -1,7 +1,7 @@
 """Find the words of .ci/words.txt in the prose of the project, and say what to write instead.
 
     python .ci/words.py                 # everything that is covered
-    python .ci/words.py docs/faults.md   # these files
+    python .ci/words.py docs/index.md   # these files
 
 Prose is the text of a page, and the comments, docstrings and messages of code. Text between backticks is code; so is a
 string that is one name.

@@ -9,11 +9,10 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
-FAULTS = DOCS / "faults.md"
 GUARANTEES = DOCS / "guarantees.md"
 PROOFS = DOCS / "maintainers" / "proofs.md"
 
-pytestmark = pytest.mark.skipif(not FAULTS.exists(), reason="the documentation is not next to these tests")
+pytestmark = pytest.mark.skipif(not GUARANTEES.exists(), reason="the documentation is not next to these tests")
 
 
 def proved(letter: str) -> dict[str, set[str]]:
@@ -31,7 +30,7 @@ def test_the_list_of_proofs_names_files_that_exist() -> None:
 
 
 def test_every_fault_has_its_proof_and_nothing_else_has() -> None:
-    listed = re.findall(r"^\| ([A-F]\d+) \|", FAULTS.read_text("utf-8"), re.M)
+    listed = re.findall(r"^\| ([A-F]\d+) \|", GUARANTEES.read_text("utf-8"), re.M)
     assert len(listed) == len(set(listed))
     assert set(listed) == set(proved("A-F"))
     assert all(any(name.endswith(".py") for name in named) for named in proved("A-F").values())
@@ -45,7 +44,7 @@ def test_every_promise_has_its_proof_and_nothing_else_has() -> None:
 
 
 def test_the_list_of_faults_has_every_fault_that_a_test_refers_to() -> None:
-    listed = re.findall(r"^\| ([A-F]\d+) \|", FAULTS.read_text("utf-8"), re.M)
+    listed = re.findall(r"^\| ([A-F]\d+) \|", GUARANTEES.read_text("utf-8"), re.M)
     sources = "\n".join(path.read_text("utf-8") for path in TESTS.rglob("*.py"))
     cited = re.findall(r"\bFAULTS ([A-F]\d+)", sources) + re.findall(r'"""([A-F]\d+): ', sources)
     cited += [code.upper() for code in re.findall(r"def test_(?:p\d+_)*([a-f]\d+)_", sources)]
