@@ -59,7 +59,7 @@ async def test_the_advice_about_another_programs_value_is_the_same_everywhere(re
             await sync.lock("x").acquire(timeout=timeout)
         assert str(caught.value).endswith(f": {said}")
     advice = said[said.index("If it is data") : said.index(" x --token")]
-    for page in ("index", "inspection", "when-it-goes-wrong"):
+    for page in ("inspection", "when-it-goes-wrong"):
         text = (PAGES / f"{page}.md").read_text("utf-8").replace("`", "")
         assert advice in " ".join(text.split()), page
 
