@@ -10,12 +10,12 @@ import asyncio
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Literal, NoReturn
 
 from redis.asyncio import Redis
 
-from .._client.checkout import Encodables
 from .._client.replies import is_transient
 from .._client.settings import RETRY
 from .._core.clock import now
@@ -84,50 +84,41 @@ class Attempts:
             self._give_up(TransactionMisuse.of(Misuse.NOT_ENTERED, listed(self._terms.keys)))
         try:
             await self._before_next()
-        except SyncError as error:
+        except BaseException as error:
             self._finish()
-            self._give_up(error)
-        except BaseException:
-            self._finish()
+            if isinstance(error, SyncError):
+                self._give_up(error)
             raise
         self._attempts += 1
         self._entered = False
         return Attempt(self, self._transaction())
 
     async def _before_next(self) -> None:
-        after = self._terms.escalate_after
-        if after is not None and self._conflicts >= after and not self._has_turn():
-            await self._take_turn()
+        turn, after = self._turn, self._terms.escalate_after
+        if turn is not None and after is not None and self._conflicts >= after and not turn.held:
+            await self._take_turn(turn)
         elif self._delay:
             await asyncio.sleep(self._delay)
         self._delay = None
 
-    async def _take_turn(self) -> None:
-        assert self._turn is not None
+    async def _take_turn(self, turn: WriteTurn) -> None:
         ends = self._terms.timeout
         try:
-            await self._turn.take(None if ends is None else max(0.0, self._begun + ends - now()))
+            await turn.take(None if ends is None else max(0.0, self._begun + ends - now()))
         except AcquireTimeout as error:
             raise self._conflict(turn=True) from error
         self._escalated = True
 
-    def _has_turn(self) -> bool:
-        return self._turn is not None and self._turn.held
-
     def _transaction(self) -> Transaction:
-        keys = self._terms.keys
-        watched: tuple[bytes, ...] = ()
-        first: tuple[Encodables, ...] = ()
-        if self._terms.exactly_once:
-            self._marker = marker = CommitMarker(self._client, keys[0], self._terms.prefix, self._response_timeout)
-            watched, first = (marker.key,), (marker.done,)
+        terms = self._terms
+        if terms.exactly_once:
+            self._marker = CommitMarker(self._client, terms.keys[0], terms.prefix, self._response_timeout)
         return Transaction(
             WatchSession(
                 self._client,
-                keys,
-                also_watched=watched,
-                first=first,
-                precheck=None if self._turn is None else TurnCheck(self._turn, self._take_turn),
+                terms.keys,
+                marker=self._marker,
+                precheck=None if self._turn is None else TurnCheck(self._turn, partial(self._take_turn, self._turn)),
                 response_timeout=self._response_timeout,
                 patience=self._patience,
             )
@@ -152,8 +143,9 @@ class Attempts:
                 self._finish()
         if interrupted:
             warnings.warn(
-                f"a transaction on {self._shown()} was not committed, and not tried again: `return` or `break` inside "
-                "`async with attempt` leaves the loop before EXEC has its answer; do that after the loop",
+                f"a transaction on {listed(self._terms.keys)} was not committed, and not tried again: `return` or "
+                "`break` inside `async with attempt` leaves the loop before EXEC has its answer; "
+                "do that after the loop",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -183,13 +175,9 @@ class Attempts:
             return False  # P7: the body's own error comes out bare
         except asyncio.CancelledError:
             self._left = self._unknown(cancelled=True) if tx._session.in_doubt else self._caught("a cancellation")
-            self._finish()
-            raise
-        except BaseException:
-            self._finish()
             raise
         finally:
-            if self._delay is None:
+            if self._delay is None:  # no attempt follows
                 self._finish()
 
     async def _commit(self, tx: Transaction) -> None:
@@ -227,7 +215,7 @@ class Attempts:
         if self._perhaps:
             error.add_note(
                 f"redis_sync_aio: an earlier run of this body may have been committed: the answer to an earlier EXEC "
-                f"of the transaction on {self._shown()} was lost. Look at the data"
+                f"of the transaction on {listed(self._terms.keys)} was lost. Look at the data"
             )
         self._left = self._caught(f"{type(error).__name__} in its body")
 
@@ -315,9 +303,6 @@ class Attempts:
 
     def _keys(self) -> tuple[str, ...]:
         return tuple(map(text, self._terms.keys))
-
-    def _shown(self) -> str:
-        return listed(self._terms.keys)
 
 
 def _connection_error_in(error: BaseException, tx: Transaction) -> SyncError | None:

@@ -243,7 +243,8 @@ async def read_replies(connection: CheckedOut, commands: Sequence[Command], raw:
             replies.append(reply)
             continue
         try:
-            replies.append(await connection.as_from_client(words, options, _as_read(connection, reply, options)))
+            read = reply if NEVER_DECODE in options else connection.decoded(reply)
+            replies.append(await connection.as_from_client(words, options, read))
         except UNREADABLE as error:
             replies.append(error)
     bad = [number for number, reply in enumerate(replies) if isinstance(reply, Exception)]
@@ -254,16 +255,6 @@ async def read_replies(connection: CheckedOut, commands: Sequence[Command], raw:
     command = first_word(commands[first][1][0])
     partially = PartiallyApplied(replies=tuple(replies), command=command, index=first, failed=len(failed))
     raise partially from replies[first]
-
-
-def _as_read(connection: CheckedOut, reply: Reply, options: dict[str, Any]) -> Reply:
-    """Return what was read raw, decoded if the client decodes this command's reply."""
-    return reply if NEVER_DECODE in options else connection.decoded(reply)
-
-
-def without_multi(error: redis.exceptions.ResponseError, replies: Sequence[Reply]) -> PartiallyApplied:
-    """Return the error for a MULTI that was refused: what followed was executed, each command on its own."""
-    return PartiallyApplied(replies=tuple(replies), multi=str(error))
 
 
 # -- The marker of one attempt at a transaction: it tells whether an EXEC whose answer was lost was executed ---
@@ -294,7 +285,7 @@ class CommitMarker:
     def __init__(self, client: Redis, key: bytes, prefix: bytes, response_timeout: float | None = None) -> None:
         self._client = client
         self._response_timeout = response_timeout_of(client, response_timeout)
-        self.key = marker_key(key, secrets.token_hex(8).encode(), prefix)
+        self.key: bytes = marker_key(key, secrets.token_hex(8).encode(), prefix)
         self.done: Encodables = self._set(DONE)
 
     def _set(self, value: bytes, *options: str) -> Encodables:
@@ -318,30 +309,25 @@ class CommitMarker:
         return None
 
     async def _ask(self) -> bytes | None:
+        """Set the marker to "void" if there is none, and return its value; None: ask again.
+
+        Raises CommandRefused if the server will not tell however often it is asked.
+        """
+        pack = packer(self._client)
+        packed = [pack(words) for words in (self._set(VOID, "NX"), ("GET", self.key))]
+        value: Any = None
         try:
             connection = await checkout(self._client, self._response_timeout)
-        except OUT_OF_REACH as error:
-            self._check_passing(error)
-            return None
-        try:
-            pack = packer(self._client)
-            packed = [pack(words) for words in (self._set(VOID, "NX"), ("GET", self.key))]
-            replies: list[Any] = await connection.exchange(packed, raw=(0, 1))
-        except OUT_OF_REACH as error:
-            self._check_passing(error)
-            return None
-        finally:
-            await connection.give_back(drop=not connection.in_step)
-        stored, value = replies
-        refused = stored if value is None else value
-        if isinstance(refused, redis.exceptions.ResponseError):
-            self._check_passing(refused)
-            return None
-        found: bytes | None = value
-        return found
-
-    def _check_passing(self, error: Exception) -> None:
-        """Raise CommandRefused if the server will not tell however often it is asked."""
+            try:
+                stored, value = await connection.exchange(packed, raw=(0, 1))
+            finally:
+                await connection.give_back(drop=not connection.in_step)
+            error = stored if value is None else value
+        except OUT_OF_REACH as failed:
+            error = failed
+        if not isinstance(error, Exception):
+            return None if value is None else bytes(value)
         refused = answered(self.key, error)
         if refused is not None and refused.code not in TRANSIENT:
             raise refused
+        return None

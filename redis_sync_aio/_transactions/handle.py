@@ -118,21 +118,16 @@ class TurnCheck:
     keys = ()
 
     def __init__(self, turn: WriteTurn, take: Wait) -> None:
-        self._asks = not turn.held
-        self._turns = turn.keys
+        self._turn = turn
         self._take = take
 
     def commands(self) -> Sequence[Encodables]:
         """Return the commands that tell whether somebody has the turn; none when it is ours."""
-        return [("EXISTS", *self._turns)] if self._asks else ()
+        return () if self._turn.held else [("EXISTS", *self._turn.keys)]
 
     def verify(self, replies: Sequence[Reply]) -> Wait | None:
         """Return the taking of our turn if somebody has it."""
-        return self._take_turn if any(replies) else None
-
-    async def _take_turn(self) -> None:
-        await self._take()
-        self._asks = False
+        return self._take if any(replies) else None
 
 
 class TransactionState(Enum):
@@ -488,7 +483,8 @@ class GuardedTransaction(Transaction):
                 await asyncio.sleep(delay)
                 continue
             if isinstance(outcome, ExecUnanswered):
-                raise self._unknown() from outcome.cause
+                keys = tuple(map(text, session.keys))
+                raise OutcomeUnknown(lease=self._guard.name, attempts=1, keys=keys) from outcome.cause
             if outcome is not None:
                 self.replies = outcome
                 return
@@ -515,6 +511,3 @@ class GuardedTransaction(Transaction):
     def _named(self) -> list[bytes]:
         """Return the keys that the body named to be watched."""
         return list(self._session.keys)[len(self._guard.keys) :]
-
-    def _unknown(self) -> OutcomeUnknown:
-        return OutcomeUnknown(lease=self._guard.name, attempts=1, keys=tuple(map(text, self._session.keys)))

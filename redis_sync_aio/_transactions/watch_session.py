@@ -21,8 +21,8 @@ from .._client.cluster import SlotMoved, slot_of
 from .._client.replies import TRANSIENT, Reply, answered
 from .._core.clock import now
 from .._core.display import listed, text
-from ..errors import SyncError, TransactionMisuse, Unreachable
-from .exec_replies import Command, ExecUnanswered, Replies, read_replies, without_multi
+from ..errors import PartiallyApplied, SyncError, TransactionMisuse, Unreachable
+from .exec_replies import Command, CommitMarker, ExecUnanswered, Replies, read_replies
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 """A coroutine function to await before a transaction begins again. Its errors end the transaction."""
@@ -55,8 +55,7 @@ class WatchSession:
     Args:
         client: of the server that has the keys.
         keys: the keys to watch, next to those of ``precheck``.
-        also_watched: more of them, which the caller did not name.
-        first: commands that are executed before the queued ones; their replies are not returned.
+        marker: is watched, too, and set before the queued commands are executed.
         precheck: what has to be true at the first WATCH.
         response_timeout: seconds for each answer; None: as the client says.
         patience: returns for how many seconds it may wait for a connection of the pool.
@@ -74,8 +73,7 @@ class WatchSession:
         client: Redis,
         keys: tuple[bytes, ...],
         *,
-        also_watched: tuple[bytes, ...] = (),
-        first: Sequence[Encodables] = (),
+        marker: CommitMarker | None = None,
         precheck: Precheck | None = None,
         response_timeout: float | None = None,
         patience: Callable[[], float],
@@ -88,12 +86,12 @@ class WatchSession:
         """When it began to wait for the server, most recently."""
         self._name = next(iter(self.keys))
         self._slot = slot_of(client)
-        self._also_watched = also_watched
-        self._first = first
+        self._also_watched: tuple[bytes, ...] = () if marker is None else (marker.key,)
+        self._first: tuple[Encodables, ...] = () if marker is None else (marker.done,)
         self._precheck = precheck
         self._response_timeout = response_timeout
         self._patience = patience
-        self._to_watch = [*self.keys, *also_watched]
+        self._to_watch = [*self.keys, *self._also_watched]
         self._looked_elsewhere = False  # where a cluster has the keys, after it said that they have moved
         self._connection: CheckedOut | None = None
 
@@ -212,7 +210,8 @@ class WatchSession:
         self.in_doubt = False
         self._check_slots([*queued, executed])
         if isinstance(multi, redis.exceptions.ResponseError):
-            raise without_multi(multi, queued[len(self._first) :])
+            # What followed was executed, each command on its own.
+            raise PartiallyApplied(replies=tuple(queued[len(self._first) :]), multi=str(multi))
         if isinstance(executed, redis.exceptions.ResponseError):
             # EXECABORT ends the transaction; any other refusal of EXEC leaves MULTI open: the connection is closed.
             connection.in_step = isinstance(executed, redis.exceptions.ExecAbortError)

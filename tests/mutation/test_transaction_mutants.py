@@ -62,10 +62,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "an earlier EXEC is forgotten in a note": Mutant(Attempts, "_body_failed", "if self._perhaps:", "if False:"),
     "what is caught inside the loop ends it": Mutant(Attempts, "__anext__", "if self._left is None:", "if True:"),
     # the marker
-    "the marker is not watched": Mutant(
-        Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
-    ),
-    "the marker is not written": Mutant(Attempts, "_transaction", "(marker.key,), (marker.done,)", "(marker.key,), ()"),
+    "the marker is not watched": Mutant(WatchSession, "__init__", "(marker.key,)", "()"),
+    "the marker is not written": Mutant(WatchSession, "__init__", "(marker.done,)", "()"),
     "the marker is only looked at": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', '("PING",)'),
     "void goes over done": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', "self._set(VOID)"),
     "a marker is trusted forever": Mutant(
@@ -83,7 +81,7 @@ MUTANTS: Mapping[str, Mutant] = {
         checkout, "_give_back_opened", "_start_giving_back(CheckedOut(client, connecting.result()), drop=False)"
     ),
     # turns
-    "nobody looks whose turn it is": Mutant(TurnCheck, "commands", "if self._asks else ()", "if False else ()"),
+    "nobody looks whose turn it is": Mutant(TurnCheck, "commands", "if self._turn.held", "if True"),
     "somebody else's turn does not matter": Mutant(TurnCheck, "verify", "if any(replies)", "if False"),
     "it keeps its connection while it waits": Mutant(WatchSession, "_verified", "await self.begin_again()"),
     "the turn is taken one conflict later": Mutant(
@@ -91,7 +89,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the turn is not given back": Mutant(Attempts, "_finish", "self._turn.give_back()"),
     "the one that has the turn does not wait": Mutant(
-        Attempts, "_before_next", "elif self._delay:", "elif self._delay and not self._has_turn():"
+        Attempts, "_before_next", "elif self._delay:", "elif self._delay and not (turn and turn.held):"
     ),
     "waiting for the turn has no end": Mutant(
         Attempts, "_take_turn", "None if ends is None else max(0.0, self._begun + ends - now())", "None"
@@ -105,7 +103,10 @@ MUTANTS: Mapping[str, Mutant] = {
         GuardedTransaction, "_commit_while_held", "if self._named() or now() + delay", "if True or now() + delay"
     ),
     "an unanswered guarded EXEC is repeated": Mutant(
-        GuardedTransaction, "_commit_while_held", "raise self._unknown() from outcome.cause", "outcome = None"
+        GuardedTransaction,
+        "_commit_while_held",
+        "raise OutcomeUnknown(lease=self._guard.name, attempts=1, keys=keys) from outcome.cause",
+        "outcome = None",
     ),
 }
 
