@@ -1,56 +1,37 @@
-"""docs/operations/command-line.md has each command, option and exit code of the program, and no other."""
+"""docs/operations/command-line.md has each command, and puts in its options and exit codes."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from redis_sync_aio.cli._app import EXITS, app
-from redis_sync_aio.cli._session import COMMON_EXITS
+from redis_sync_aio.cli._app import EXITS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations" / "command-line.md").read_text("utf-8")
-GROUP: Any = typer.main.get_command(app)
-COMMON = "Common options"
-SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"(?m)^## ", PAGE)[1:]}
-ALONE = {"demo"}
-"""Commands without the common options and exit codes."""
+from ..support.commands import ALONE, GROUP, WRITTEN, reference
 
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "command-line.md"
 
-def options(name: str) -> set[str]:
-    """The options of a command, each with all its spellings."""
-    found = {option for one in GROUP.commands[name].params for option in (*one.opts, *one.secondary_opts)}
-    return {option for option in found if option.startswith("-")} - {"--help", "-h"}
-
-
-def first_cells(section: str) -> list[str]:
-    return re.findall(r"(?m)^\| (`.*?) \|", SECTIONS[section])
-
-
-def documented_options(section: str) -> set[str]:
-    return {option for cell in first_cells(section) for option in re.findall(r"`(--?[\w-]+)`", cell)}
-
-
-def documented_exits(section: str) -> dict[int, str]:
-    return {int(code): meaning for code, meaning in re.findall(r"(?m)^\| `(\d+)` \| (.*) \|$", SECTIONS[section])}
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 
 
 def test_each_command_has_a_section() -> None:
-    assert set(GROUP.commands) == set(SECTIONS) - {COMMON, "Exit codes"}
+    sections = set(re.findall(r"(?m)^## (.*)", PAGE.read_text("utf-8")))
+    assert set(GROUP.commands) == sections - {"The address", "Options and exit codes"}
+
+
+def test_the_options_and_exit_codes_are_those_of_the_program() -> None:
+    """After a change: ``python -m tests.support.commands``."""
+    assert WRITTEN.read_text("utf-8") == reference()
+    assert f'--8<-- "docs/assets/{WRITTEN.name}"' in PAGE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
-def test_options(name: str) -> None:
-    common = set() if name in ALONE else documented_options(COMMON)
-    assert documented_options(name) | common == options(name)
-    assert not documented_options(name) & common
-
-
-@pytest.mark.parametrize("name", GROUP.commands)
-def test_exit_codes(name: str) -> None:
-    common = {} if name in ALONE else documented_exits("Exit codes")
-    assert common in ({}, COMMON_EXITS)
-    assert common | documented_exits(name) == EXITS[name]
+def test_each_option_and_each_exit_code_is_in_the_reference(name: str) -> None:
+    common, *parts = re.split(r"(?m)^\*\*(?=`\w+`\*\*$)", reference())
+    own = next(part for part in parts if part.startswith(f"`{name}`"))
+    text = own if name == ALONE else common + own
+    options = {option for one in GROUP.commands[name].params for option in (*one.opts, *one.secondary_opts)}
+    assert {option for option in options if option.startswith("-")} == set(re.findall(r"`(--?[\w-]+)`", text))
+    assert {int(code) for code in re.findall(r"(?m)^\| `(\d+)` ", text)} == set(EXITS[name])
