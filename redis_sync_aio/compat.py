@@ -24,7 +24,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary, ref
@@ -229,11 +229,9 @@ class Lock(RedisLock):
         self, keep: bool, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
     ) -> Grant | None:
         resource = hub_of(self.redis).resource(self._keys)
-        request = Request(
-            self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout, look_every=LOOK_EVERY
-        )
+        request = _request(self._ttl_ms(), token, wait)
         with redis_errors():
-            lease = await acquire(resource, request)
+            lease = await acquire(resource, request, timeout)
         if lease is None:
             return None
         resource.drop(lease)  # not kept for the caller: only a release or its timeout ends it
@@ -391,6 +389,11 @@ class Lock(RedisLock):
 
     def _ttl_ms(self) -> int:
         return ttl_ms(real_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOREVER
+
+
+@lru_cache(maxsize=100)
+def _request(ttl_ms: int, token: bytes | None, wait: bool) -> Request:
+    return Request(ttl_ms, auto_renew=False, token=token, wait=wait, look_every=LOOK_EVERY)
 
 
 def _task() -> asyncio.Task[object]:

@@ -33,13 +33,8 @@ class Answer(NamedTuple):
 _OUTCOMES = tuple(Outcome)  # by their numbers: far faster than a call of the class
 
 
-def plain_grant(reply: Reply) -> bool:
-    """Return whether an acquire script granted the whole ttl immediately: then its reply is just the fence."""
-    return type(reply) is int
-
-
 def read_acquire(reply: Reply) -> Answer:
-    """Decode any other reply of an acquire script."""
+    """Decode a reply of an acquire script that is no int: an int is the fence of a grant of the whole ttl."""
     outcome, number, left, micros, more, *previous = reply
     return Answer(_OUTCOMES[outcome], number, _left(left), micros / 1e6, more, *previous)
 

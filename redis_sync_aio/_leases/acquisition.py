@@ -24,7 +24,7 @@ from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike, finish
 from .._core.keys import BARRIER, Keys
-from .._engine.commands import Answer, Delivery, Pushed, plain_grant, read_acquire
+from .._engine.commands import Answer, Delivery, Pushed, read_acquire
 from .._engine.snapshot import ticket_member
 from .._scripts.constants import ASK_AGAIN, SHARING_MARK, WRITER_WEIGHT, Outcome
 from .._transport.call import Call, unanswered
@@ -63,7 +63,6 @@ class Request:
     identity: bytes | None = None
     token: bytes | None = None  # the caller's own; not to be shared as an identity is
     wait: bool = True
-    timeout: float | None = None
     weight: int = 0  # the weight of permits; 0 for a lock
     limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
     option: Argument = b""  # the argument of permits behind their limit: see permits/acquire.lua, barrier/join.lua
@@ -181,17 +180,21 @@ class Acquisition:
     unheard: bool = False
     """Whether it was granted before this answer, so that a contention notice may have been lost since."""
 
-    def __init__(self, resource: Resource, request: Request, taker: FutureLike[Grant | None]) -> None:
+    def __init__(
+        self, resource: Resource, request: Request, taker: FutureLike[Grant | None], within: float | None = None
+    ) -> None:
+        """``within``: the seconds until it gives up; None: never."""
         self._resource = resource
         self._request = request
+        self._within = within
         self.taker = taker
         self.call: Call | None = None
         self.sent: float = 0.0
         self.begun: float = 0.0
         self.look_every: float = request.look_every
         self.weight: int = request.weight
-        if request.timeout is not None:
-            self._timer = resource.hub.loop.call_later(request.timeout, self._time_out)
+        if within is not None:
+            self._timer = resource.hub.loop.call_later(within, self._time_out)
         self._name_request()
 
     def _name_request(self) -> None:
@@ -244,7 +247,7 @@ class Acquisition:
             self._undo_answered(call)
         elif call.error is not None:
             self._fail(call.error, call)
-        elif plain_grant(call.reply):
+        elif type(call.reply) is int:  # the fence: the whole ttl was granted immediately
             self._granted(call.reply, call.sent, self._request.ttl_ms / 1000 or inf)
         else:
             self._decided(read_acquire(call.reply), call)
@@ -427,7 +430,7 @@ class Acquisition:
 
     def _give_up(self) -> None:
         if not self.taker.done():
-            self.withdraw(self.timeout_error(self._request.timeout))
+            self.withdraw(self.timeout_error(self._within))
 
     def timeout_error(self, within: float | None) -> SyncError:
         """Return the error for a task that waited ``within`` seconds, most recently for this acquisition."""
@@ -477,7 +480,7 @@ class Acquisition:
     def _undo_answered(self, call: Call) -> None:
         if call.error is not None:
             self._withdraw_ticket()
-        elif plain_grant(call.reply):
+        elif type(call.reply) is int:
             self._decline(call.reply)
         else:
             answer = read_acquire(call.reply)
@@ -557,14 +560,17 @@ class Attachment(Acquisition):
         resource.hub.manager.releases.undo_attach(resource.keys, self.token, self._replaced, self._request.ttl_ms)
 
 
-async def acquire(resource: Resource, request: Request, replaced: bytes | None = None) -> Grant | None:
+async def acquire(
+    resource: Resource, request: Request, within: float | None = None, replaced: bytes | None = None
+) -> Grant | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken.
 
-    ``replaced``: the token of a detached lease to take up; None is returned when it holds nothing.
+    ``within``: the seconds until it gives up; None: never. ``replaced``: the token of a detached lease to take up; None
+    is returned when it holds nothing.
     """
     future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
     if replaced is None:
-        acquisition = Acquisition(resource, request, future)
+        acquisition = Acquisition(resource, request, future, within)
     else:
         acquisition = Attachment(resource, request, future, replaced)
     acquisition.ask()

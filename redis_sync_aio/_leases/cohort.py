@@ -103,12 +103,14 @@ class Cohort(Holdings):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    def enter(self, request: Request, task: Task | None, *, again: bool = False) -> Awaited | None:
+    def enter(
+        self, request: Request, task: Task | None, within: float | None, *, again: bool = False
+    ) -> Awaited | None:
         """Take a grant that rests, join the readers, or stand in the line; return None to ask in the next turn.
 
         Another cohort may be for the request by then, or the grant was taken often in this turn and the task does not
         wait. The second is no reason if it asks ``again``. If anything but the answer ends the await, the caller has to
-        call `task_cancelled`.
+        call `task_cancelled`. ``within``: the seconds until the task gives up; None: never.
         """
         if request.limit != self.limit:
             return None  # the limit of this cohort was changed
@@ -133,8 +135,8 @@ class Cohort(Holdings):
             answer.set_result(None)
         else:
             self._open(request, answer)
-        if request.timeout is not None:
-            timer = self.loop.call_later(request.timeout, self._time_out, answer, request.timeout)
+        if within is not None:
+            timer = self.loop.call_later(within, self._time_out, answer, within)
             answer.add_done_callback(lambda _: timer.cancel())
         return answer
 
@@ -410,11 +412,11 @@ def cohort_of(resource: Resource, request: Request) -> Cohort:
 
 
 async def acquire_shared(
-    cohort: Cohort, request: Request, task: Task | None, observation: Observation | None = None
+    cohort: Cohort, request: Request, task: Task | None, within: float | None, observation: Observation | None
 ) -> TaskGrant | None:
     """Acquire for ``task``, the current one; None when ``request.wait`` is False and it is taken."""
     again = False
-    while (answer := cohort.enter(request, task, again=again)) is None:
+    while (answer := cohort.enter(request, task, within, again=again)) is None:
         await asyncio.sleep(0)
         cohort.hub.check()
         # The name may have been forgotten meanwhile, and then made again, as another object.

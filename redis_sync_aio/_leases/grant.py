@@ -219,7 +219,7 @@ class Grant:
     ) -> None:
         self.state = HELD
         self.manager = manager
-        self._terms = terms
+        self.terms: Request = terms
         self.keys = keys
         self.wire_token = token
         self.fence = fence
@@ -250,7 +250,7 @@ class Grant:
     @property
     def identity(self) -> str | None:
         """The caller's identity, or None."""
-        return None if self._terms.identity is None else text(self._terms.identity)
+        return None if self.terms.identity is None else text(self.terms.identity)
 
     @property
     def label(self) -> str:
@@ -403,11 +403,6 @@ class Grant:
     def parts(self) -> Sequence[Grant]:
         """The grants that tasks hold of it: its shares, if it is a grant to the process."""
         return (self,)
-
-    @property
-    def reusable(self) -> bool:
-        """Whether its token may be used elsewhere, before or after it."""
-        return self._terms.reusable
 
     @property
     def over(self) -> bool:

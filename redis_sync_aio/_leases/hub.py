@@ -629,13 +629,6 @@ class Hub:
         self.check()
         return self.resources.get(keys.id)
 
-    def forget(self, resource: Resource) -> None:
-        """Forget a name that is neither waited for nor held."""
-        if self.resources.get(resource.keys.id) is resource:
-            del self.resources[resource.keys.id]
-            if self.emptied is not None and not self.resources:
-                self.emptied.set()
-
     def every_name(self) -> Iterator[Resource]:
         """Iterate over all names, the latest last, and refer to each only once."""
         left = [*reversed(self.resources.values())]

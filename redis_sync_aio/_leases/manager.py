@@ -45,10 +45,8 @@ class InFlightCounter:
 
     def __init__(self) -> None:
         self._calls: set[Call] = set()
-
-    def started(self, call: Call) -> None:
-        """Count ``call``, which was sent."""
-        self._calls.add(call)
+        self.started: Callable[[Call], None] = self._calls.add
+        """Count a call, which was sent."""
 
     def finished(self, call: Call) -> None:
         """Count ``call`` no longer: it was answered or given up."""
@@ -214,7 +212,7 @@ class Releases:
 
     def release(self, lease: Grant) -> None:
         """Send the release of ``lease``, and repeat it until it is answered or the lease has expired."""
-        time, pending, undoes = now(), lease.replayed, lease.reusable
+        time, pending, undoes = now(), lease.replayed, lease.terms.reusable
         told = Delivery(time, min(lease.deadline, time + self._hub.retry_for), self._answered)
         keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
         call = self._hub.commands.release(
@@ -432,7 +430,7 @@ class GrantManager:
         """Let go of ``lease``, which is lost."""
         self.hub.forget_lease(lease)
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
-        if lease.reason != "closed" and not lease.reusable and perhaps:
+        if lease.reason != "closed" and not lease.terms.reusable and perhaps:
             # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
 

@@ -258,7 +258,11 @@ class Resource:
         """Let the hub forget this name when it is neither waited for nor held."""
         cohorts = self.cohorts.values()
         if not (self.acquisitions or self.leases or (cohorts and any(cohort.waiting for cohort in cohorts))):
-            self.hub.forget(self)
+            hub = self.hub
+            if hub.resources.get(self.keys.id) is self:
+                del hub.resources[self.keys.id]
+                if hub.emptied is not None and not hub.resources:
+                    hub.emptied.set()
             if self.waits is not None:
                 self.waits.end()
                 self.waits = None

@@ -197,12 +197,12 @@ class TaskGrant(Grant):
     """Number of guarded commits that are in flight, or may be."""
     _timer: asyncio.TimerHandle | None
     manager: Holdings
-    _terms: Request
+    terms: Request
 
     def __init__(self, cohort: Holdings, grant: ProcessGrant, request: Request) -> None:
         self.state: LeaseState = HELD
         self.manager = cohort
-        self._terms = request
+        self.terms = request
         self._timer = None
         self.process_grant = grant
         grant.shares.append(self)
@@ -244,12 +244,12 @@ class TaskGrant(Grant):
     @property
     def ttl_ms(self) -> int:  # type: ignore[override]
         """The ttl that was asked for."""
-        return self._terms.ttl_ms
+        return self.terms.ttl_ms
 
     @property
     def auto_renew(self) -> bool:  # type: ignore[override]
         """Whether it lasts as long as its process grant, which is renewed."""
-        return self._terms.auto_renew
+        return self.terms.auto_renew
 
     @property
     def members(self) -> tuple[Grant, ...]:
@@ -269,7 +269,7 @@ class TaskGrant(Grant):
     @property
     def linger(self) -> float:
         """Seconds for which its process grant rests after it."""
-        return self._terms.linger
+        return self.terms.linger
 
     @property
     def period(self) -> float:  # type: ignore[override]

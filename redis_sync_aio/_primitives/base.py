@@ -162,6 +162,8 @@ class Primitive(LeaseContext[L]):
     """More arguments of its requests until they are in the queue: at most how many others wait."""
     _label = b""
     """The beginning of the tokens of requests without a label of their own."""
+    _immediate: Request | None = None
+    """Its request that does not wait and has no arguments of its own, once there was one."""
     _release_args: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
     def __init__(
@@ -188,7 +190,7 @@ class Primitive(LeaseContext[L]):
         if self._max_waiting is not None:
             self._unqueued = (self._max_waiting,)
         self._label = self._label or label_prefix_of(client)
-        self._default = self._new_request(None, None, None, self._weight)
+        self._prepare_requests()
         # Used by the latest acquisition, and kept so that the next one need not look it up.
         self._hub: Hub | None = None
         self._latest_resource: Resource | None = None
@@ -240,9 +242,11 @@ class Primitive(LeaseContext[L]):
             await lease.release()
             ```
         """
-        return Acquiring(self._acquired(self._request(ttl, identity, timeout, label=label)), self._on_lost)
+        within = None if timeout is None else timeout_seconds(timeout)
+        request = self._request(ttl, identity, label, wait=within != 0)
+        return Acquiring(self._acquired(request, within or None), self._on_lost)
 
-    async def _acquired(self, request: Request) -> L:
+    async def _acquired(self, request: Request, within: float | None) -> L:
         cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
         if (
             cohort is not None
@@ -252,13 +256,13 @@ class Primitive(LeaseContext[L]):
             and (hub := cohort.hub).observers is None
             and hub.hands_on
             and (task := current_task(cohort.loop)) is not None
-            and (answer := cohort.enter(self._default, task)) is not None
+            and (answer := cohort.enter(request, task, within)) is not None
         ):
             # As `acquire_shared`, without its coroutine: for grants inside the process, which cost little else.
             try:
                 grant = await answer
             except BaseException:
-                undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))
+                undo_in(cohort.loop, partial(cohort.task_cancelled, answer, request))
                 del answer  # else it keeps the traceback, and so what the caller acquires next, in a cycle
                 raise
             assert grant is not None  # it waits
@@ -267,7 +271,8 @@ class Primitive(LeaseContext[L]):
             if cohort.listed:
                 cohort.resource.leases.note(by, grant)
             return self._lease_type(grant, self._itself)
-        return self._lease_type(await self._grant(request), self._itself)
+        granted = await self._try(request, within)
+        return self._lease_type(await self._refuse(request) if granted is None else granted, self._itself)
 
     @explains_words_of_redis_py
     def try_acquire(
@@ -277,7 +282,7 @@ class Primitive(LeaseContext[L]):
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        return Acquiring(self._tried(self._request(ttl, identity, 0, label=label)), self._on_lost)
+        return Acquiring(self._tried(self._request(ttl, identity, label, wait=False)), self._on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -402,29 +407,23 @@ class Primitive(LeaseContext[L]):
         self,
         ttl: Seconds | None,
         identity: Name | None,
-        timeout: Seconds | None,
+        label: str | None,
+        *,
+        wait: bool = True,
         weight: int | None = None,
-        label: str | None = None,
     ) -> Request:
-        if (
-            ttl is None
-            and identity is None
-            and timeout is None
-            and label is None
-            and (weight is None or weight == self._weight)
-        ):
-            return self._default
-        return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight, label)
+        if ttl is None and identity is None and label is None and (weight is None or weight == self._weight):
+            if wait:
+                return self._default
+            if self._immediate is None:
+                self._immediate = replace(self._default, wait=False)
+            return self._immediate
+        return self._new_request(ttl, identity, label, wait, self._weight if weight is None else weight)
 
     def _new_request(
-        self,
-        ttl: Seconds | None,
-        identity: Name | None,
-        timeout: Seconds | None,
-        weight: int,
-        label: str | None = None,
+        self, ttl: Seconds | None, identity: Name | None, label: str | None, wait: bool, weight: int
     ) -> Request:
-        within, refused = timeout_seconds(timeout), self._refusal()
+        refused = self._refusal()
         if self._max_waiting is not None:
             refused = partial(refused_if_full, name=self.name, most=self._max_waiting, otherwise=refused)
         ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
@@ -436,8 +435,7 @@ class Primitive(LeaseContext[L]):
             self._auto_renew and ms != FOREVER,
             self._max_hold,
             None if identity is None else self._encode(identity, "identity"),
-            wait=within != 0,
-            timeout=within or None,
+            wait=wait,
             weight=weight,
             limit=self._limit,
             option=self._option,
@@ -449,6 +447,11 @@ class Primitive(LeaseContext[L]):
             label=labelled(label) or self._label,
         )
 
+    def _prepare_requests(self) -> None:
+        """Make the request that has no arguments of its own; the one that does not wait is made when it is needed."""
+        self._default = self._new_request(None, None, None, True, self._weight)
+        self._immediate = None
+
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
         """Return a function that makes the error for a request of some weight that the server did not admit.
 
@@ -459,11 +462,11 @@ class Primitive(LeaseContext[L]):
     async def _attach(self, token: str, ttl: Seconds | None) -> L:
         """Take up a detached lease, as `AsyncLock.attach` says."""
         by_scripts(self._keys.engine, "attach()")
-        request = replace(self._new_request(ttl, None, 0, self._weight), shared=False)
+        request = replace(self._new_request(ttl, None, None, False, self._weight), shared=False)
         replaced = token_of(token, self._keys)
 
         def granting(_: object = None) -> Coroutine[Any, Any, Grant | None]:
-            return acquire(self._resource(), request, replaced)
+            return acquire(self._resource(), request, replaced=replaced)
 
         observers = self._resource().hub.observers
         grant = await (
@@ -478,11 +481,13 @@ class Primitive(LeaseContext[L]):
             )
         return self._lease_type(grant, self._itself)
 
-    async def _grant(self, request: Request) -> Grant:
-        grant = await self._try(request)
-        if grant is None:
-            self._taken(request, await self._data())
-        return grant
+    async def _grant(self, request: Request, within: float | None) -> Grant:
+        grant = await self._try(request, within)
+        return await self._refuse(request) if grant is None else grant
+
+    async def _refuse(self, request: Request) -> NoReturn:
+        """Raise the error for a request that does not wait, when it is taken."""
+        self._taken(request, await self._data())
 
     async def _data(self) -> str | None:
         """Return what to say of the key of a lock if that is no lock, and has no ttl."""
@@ -498,33 +503,37 @@ class Primitive(LeaseContext[L]):
         )
 
     async def _tried(self, request: Request) -> L | None:
-        grant = await self._try(request)
+        grant = await self._try(request, None)
         return None if grant is None else self._lease_type(grant, self._itself)
 
-    def _try(self, request: Request, observation: Observation | None = None) -> Coroutine[Any, Any, Grant | None]:
+    def _try(
+        self, request: Request, within: float | None, observation: Observation | None = None
+    ) -> Coroutine[Any, Any, Grant | None]:
         resource = self._resource()
         if observation is None and (observers := resource.hub.observers) is not None and self._kind:
             return observers.follow(
                 self._kind,
                 resource.name,
-                partial(self._try, request),
+                partial(self._try, request, within),
                 self._pattern,
                 label=text(request.label[: -len(LABEL_MARK)]),
             )
         if resource.leases and request.wait and request.identity is None:
             resource.check_waits(request)
         if not request.shared:
-            return self._acquire_alone(resource, request)
+            return self._acquire_alone(resource, request, within)
         if not resource.hub.pushes:
-            return self._acquire_alone(resource, replace(request, shared=False))
+            return self._acquire_alone(resource, replace(request, shared=False), within)
         cohort = cohort_of(resource, request)
         if request is self._default:
             self._cohort = cohort
-        return acquire_shared(cohort, request, current_task(cohort.loop), observation)
+        return acquire_shared(cohort, request, current_task(cohort.loop), within, observation)
 
-    def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
+    def _acquire_alone(
+        self, resource: Resource, request: Request, within: float | None
+    ) -> Coroutine[Any, Any, Grant | None]:
         """Acquire for one task, which shares nothing."""
-        return acquire(resource, request)
+        return acquire(resource, request, within)
 
 
 class PermitPrimitive(Primitive[L]):

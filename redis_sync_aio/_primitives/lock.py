@@ -393,5 +393,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
             LeaseOptions(ttl, auto_renew, max_hold, on_lost, "lua" if engine == "auto" else engine),
         )
 
-    def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, RobustGrant | None]:
-        return adopting(super()._acquire_alone(resource, request), resource, request.timeout)
+    def _acquire_alone(
+        self, resource: Resource, request: Request, within: float | None
+    ) -> Coroutine[Any, Any, RobustGrant | None]:
+        return adopting(super()._acquire_alone(resource, request, within), resource, within)

@@ -239,9 +239,7 @@ class Majority:
 
     def _ask(self, votes: Votes, server: int, wanted: Wanted, *, wait: bool) -> Vote:
         lock = self.locks[server]
-        return votes.ask(
-            server, lock._resource(), lock._request(wanted.ttl, None, None if wait else 0, label=wanted.label)
-        )
+        return votes.ask(server, lock._resource(), lock._request(wanted.ttl, None, wanted.label, wait=wait))
 
     async def _granted_there(self, vote: Vote, ends: float) -> bool:
         """Wait until a server grants, or waiting there makes no sense. Return whether the others would be free.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,15 +47,17 @@ __all__ = ["AsyncMultiLock", "MultiLease"]
 # each lock, and over the pool of a client it could overtake a script about several locks.
 
 
-async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[list[Grant | None], list[bool]]:
+async def try_acquire_all(
+    names: Sequence[Resource], request: Request, within: float | None
+) -> tuple[list[Grant | None], list[bool]]:
     """Ask for all ``names`` in one round trip. Return a grant or None for each, and whether each is free all the same.
 
-    ``request`` must not wait, and must have no token and no identity. If one request fails, and on cancellation, all
-    are undone.
+    ``request`` must not wait, and must have no token and no identity. It has ``within`` seconds to be answered. If one
+    request fails, and on cancellation, all are undone.
     """
     hub = names[0].hub
     futures: list[asyncio.Future[Grant | None]] = [hub.loop.create_future() for _ in names]
-    acquisitions = [Acquisition(name, request, future) for name, future in zip(names, futures, strict=True)]
+    acquisitions = [Acquisition(name, request, future, within) for name, future in zip(names, futures, strict=True)]
     free = [False] * len(names)
     keys = joined_keys([name.keys for name in names]) if len(names) > 1 and hub.pushes else None
     if keys is None:
@@ -499,7 +500,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         cancellation or the error.
         """
         within = timeout_seconds(timeout)
-        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        self._locks[0]._request(ttl, None, label)  # bad arguments fail here
         return Acquiring(self._acquired(within, Wanted(ttl, label)), self._on_lost)
 
     async def _acquired(self, within: float | None, wanted: Wanted) -> MultiLease:
@@ -522,7 +523,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         hash tag, two callers that try at the same moment may each meet what the other has just taken, and both get
         None.
         """
-        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        self._locks[0]._request(ttl, None, label)  # bad arguments fail here
         return Acquiring(self._tried(Wanted(ttl, label)), self._on_lost)
 
     async def _tried(self, wanted: Wanted) -> MultiLease | None:
@@ -626,7 +627,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
                 if len(held) < len(self._locks):
                     left = None if ends is None else max(0.0, ends - now())
                     lock = self._locks[len(held)]
-                    held.append(await lock._grant(lock._request(wanted.ttl, None, left, label=wanted.label)))
+                    request = lock._request(wanted.ttl, None, wanted.label, wait=left != 0)
+                    held.append(await lock._grant(request, left or None))
                 if len(held) == len(self._locks):
                     if all(map(_valid, held)):
                         return held
@@ -644,9 +646,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         Return the leases, and how many more are free, but were not taken since others behind them are not.
         """
         left = None if ends is None else max(0.001, ends - now())
-        request = replace(locks[0]._request(wanted.ttl, None, 0, label=wanted.label), timeout=left)
-        names = [lock._resource() for lock in locks]
-        found, free = await try_acquire_all(names, request)
+        request = locks[0]._request(wanted.ttl, None, wanted.label, wait=False)
+        found, free = await try_acquire_all([lock._resource() for lock in locks], request, left)
         first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))
         _give_back(found[first:])
         more = next((number for number, it in enumerate(free[first:]) if not it), 0)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Literal, NoReturn
 
 from .._client.settings import Client
-from .._core.arguments import Name, Seconds, count, permits, ttl_ms
+from .._core.arguments import Name, Seconds, count, permits, timeout_seconds, ttl_ms
 from .._core.keys import BARRIER, EVENT, LATCH, Engine, NameKind, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer
@@ -62,7 +62,8 @@ class Gate(PermitPrimitive[BaseLease]):
 
     async def wait(self, timeout: Seconds | None) -> int:
         """Wait until this waiter is let in; return the fence of its permit."""
-        grant = await self._grant(self._request(None, None, timeout))
+        within = timeout_seconds(timeout)
+        grant = await self._grant(self._request(None, None, None, wait=within != 0), within or None)
         if grant.observation is not None:
             grant.observation.end(None)  # it was let in; what becomes of its permit is no loss
         grant.give_back()

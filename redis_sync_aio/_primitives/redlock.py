@@ -150,7 +150,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         On cancellation, and after an error, everything that was acquired is given back in the background.
         """
         within = timeout_seconds(timeout)
-        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        self._locks[0]._request(ttl, None, label)  # bad arguments fail here
         return Acquiring(self._acquired(within, Wanted(ttl, label)), self._on_lost)
 
     async def _acquired(self, within: float | None, wanted: Wanted) -> RedlockLease:
@@ -173,7 +173,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout; Unreachable and
         CommandRefused are raised after one attempt. Two callers that try at the same moment may both get None.
         """
-        self._locks[0]._request(ttl, None, 0, label=label)  # bad arguments fail here
+        self._locks[0]._request(ttl, None, label)  # bad arguments fail here
         return Acquiring(self._tried(Wanted(ttl, label)), self._on_lost)
 
     async def _tried(self, wanted: Wanted) -> RedlockLease | None:

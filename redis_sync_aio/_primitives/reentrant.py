@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from weakref import ref
 
 from .._client.settings import Client, Same, running_loop
-from .._core.arguments import Name, Seconds
+from .._core.arguments import Name, Seconds, timeout_seconds
 from .._core.keys import Engine, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._leases.acquisition import Request
@@ -121,16 +121,17 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation. An
         acquisition inside another lease does not wait, so it cannot be cancelled.
         """
-        request = self._on._request(ttl, None, timeout, label=label)
+        within = timeout_seconds(timeout)
+        request = self._on._request(ttl, None, label, wait=within != 0)
         self._check_identity(identity)
-        return Acquiring(self._acquired(request, identity), self._on_lost)
+        return Acquiring(self._acquired(request, within or None, identity), self._on_lost)
 
-    async def _acquired(self, request: Request, identity: Hashable | None) -> GuardingLease:
+    async def _acquired(self, request: Request, within: float | None, identity: Hashable | None) -> GuardingLease:
         key = self._key(identity)
         if (group := LeaseGroup.find(key)) is not None:
             return self._owned(group, identity)
         try:
-            grant = await self._on._grant(request)
+            grant = await self._on._grant(request, within)
         except AcquireTimeout as error:
             if not self._on._leases():
                 raise
@@ -150,7 +151,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        request = self._on._request(ttl, None, 0, label=label)
+        request = self._on._request(ttl, None, label, wait=False)
         self._check_identity(identity)
         return Acquiring(self._tried(request, identity), self._on_lost)
 
@@ -158,7 +159,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
         key = self._key(identity)
         if (group := LeaseGroup.find(key)) is not None:
             return self._owned(group, identity)
-        grant = await self._on._try(request)
+        grant = await self._on._try(request, None)
         return None if grant is None else self._owned(LeaseGroup(key, (grant,)), identity)
 
     # -- releasing and looking -------------------------------------------------------------------------

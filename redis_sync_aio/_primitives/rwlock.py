@@ -32,8 +32,8 @@ class Side(PermitPrimitive[L]):
     _limit = WRITER_WEIGHT
     _keys: PermitKeys
 
-    async def _acquire_alone(self, resource: Resource, request: Request) -> Grant | None:
-        lease = await super()._acquire_alone(resource, request)
+    async def _acquire_alone(self, resource: Resource, request: Request, within: float | None) -> Grant | None:
+        lease = await super()._acquire_alone(resource, request, within)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             resource.decline(lease)
             writes = lease.weight == WRITER_WEIGHT

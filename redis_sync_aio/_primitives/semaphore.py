@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
 from .._client.settings import Client
-from .._core.arguments import Name, Seconds, one_of, permit_limit, permits
+from .._core.arguments import Name, Seconds, one_of, permit_limit, permits, timeout_seconds
 from .._core.keys import SEMAPHORE, Engine, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer, Commands, Delivery
@@ -183,8 +183,9 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
         On cancellation, whatever the server did for the request is undone, without delaying the cancellation.
         """
-        request = self._request(ttl, identity, timeout, self._check_weight(weight), label)
-        return Acquiring(self._acquired(request), self._on_lost)
+        within = None if timeout is None else timeout_seconds(timeout)
+        request = self._request(ttl, identity, label, wait=within != 0, weight=self._check_weight(weight))
+        return Acquiring(self._acquired(request, within or None), self._on_lost)
 
     @explains_words_of_redis_py
     def try_acquire(
@@ -194,7 +195,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
-        request = self._request(ttl, identity, 0, self._check_weight(weight), label)
+        request = self._request(ttl, identity, label, wait=False, weight=self._check_weight(weight))
         return Acquiring(self._tried(request), self._on_lost)
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
@@ -268,7 +269,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             resource.resized(old, new)
         if self._limit:
             self._limit = self._refused.limit = new
-            self._default = self._new_request(None, None, None, self._weight)
+            self._prepare_requests()
             self._cohort = None
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:

@@ -610,12 +610,12 @@ def robust_grant_of(lease: RobustLease) -> RobustGrant:
     return lease._robust
 
 
-async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeout: float | None) -> RobustGrant | None:
+async def adopting(granting: Awaitable[Grant | None], resource: Resource, within: float | None) -> RobustGrant | None:
     """Await a grant of a robust lock, and adopt its record. A grant that is not adopted is given back.
 
-    Both have ``timeout`` seconds. A grant that came in time has the time of one more answer.
+    Both have ``within`` seconds. A grant that came in time has the time of one more answer.
     """
-    ends = math.inf if timeout is None else now() + timeout
+    ends = math.inf if within is None else now() + within
     lease = await granting
     if lease is None:
         return None

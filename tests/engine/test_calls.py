@@ -95,11 +95,11 @@ async def a_permit(sync: Coordinator) -> Calls:
 @pytest.mark.parametrize(
     ("most", "act"),
     [
-        (40, acquiring),
-        (47, acquiring_with_a_timeout),
-        (30, releasing),
-        (73, entering_and_leaving),
-        (71, a_permit),
+        (38, acquiring),
+        (41, acquiring_with_a_timeout),
+        (27, releasing),
+        (68, entering_and_leaving),
+        (66, a_permit),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
