@@ -229,7 +229,7 @@ class Lock(RedisLock):
         self, keep: bool, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
     ) -> Grant | None:
         resource = hub_of(self.redis).resource(self._keys)
-        request = _request(self._ttl_ms(), token, wait)
+        request = _request(self._ttl_ms(), auto_renew=False, token=token, wait=wait, look_every=LOOK_EVERY)
         with redis_errors():
             lease = await acquire(resource, request, timeout)
         if lease is None:
@@ -391,9 +391,7 @@ class Lock(RedisLock):
         return ttl_ms(real_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOREVER
 
 
-@lru_cache(maxsize=100)
-def _request(ttl_ms: int, token: bytes | None, wait: bool) -> Request:
-    return Request(ttl_ms, auto_renew=False, token=token, wait=wait, look_every=LOOK_EVERY)
+_request = lru_cache(maxsize=100)(Request)
 
 
 def _task() -> asyncio.Task[object]:

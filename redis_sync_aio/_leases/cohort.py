@@ -150,7 +150,7 @@ class Cohort(Holdings):
 
     def _watch_line(self) -> None:
         if self._watch is None:
-            self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
+            self._watch = self.loop.call_later(self.hub.options.poll_cap, self._look)
         if self.resource.waits is None:
             self.resource.waits = Waits(self.resource)
 
@@ -160,7 +160,7 @@ class Cohort(Holdings):
         if self.waiting:
             if not self.pending and (grant := next(iter(self.grants), None)) is not None:
                 grant.look()
-            self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
+            self._watch = self.loop.call_later(self.hub.options.poll_cap, self._look)
 
     def _take_now(self, request: Request) -> TaskGrant | None:
         """Take a grant that rests, or join the readers."""

@@ -48,7 +48,6 @@ from .resource import Resource
 from .settings import Exits
 
 if TYPE_CHECKING:
-    from .._core.backoff import Backoff
     from .._core.observers import Observers
     from .._inspection.views import NameView
     from .shared_grant import ProcessGrant
@@ -450,11 +449,7 @@ class Hub:
         self.options = options
         self.client: RedisClient = options.client
         self.claim_ms: int = options.claim_ms
-        self.burst: int = options.burst
-        self.slice: float = options.slice
         self.retry_for: float = options.retry_for
-        self.poll_cap: float = options.poll_cap
-        self.poll: Backoff = options.poll
         self.loop: asyncio.AbstractEventLoop = running_loop()
         self._thread = get_ident()
         self.forked: bool = False
@@ -511,7 +506,7 @@ class Hub:
         self.pushes: bool = executor.pushes
         self.endpoint_of: Callable[[Keys], Endpoint] = executor.endpoint_of
         self.connection_error_of: Callable[[Keys], Exception | None] = executor.connection_error_of
-        self.poll_ms: int = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
+        self.poll_ms: int = 0 if self.pushes else max(2000, int(self.options.poll.cap * 4000))
         """Milliseconds for which a polling waiter's ticket stays alive between two looks."""
 
     def poll_instead(self, error: SyncError) -> None:

@@ -497,7 +497,7 @@ class Holdings(ABC):
         if grant.contended:
             return
         grant.contended = True
-        grant.budget, grant.yield_at = self.hub.burst, now() + self.hub.slice
+        grant.budget, grant.yield_at = self.hub.options.burst, now() + self.hub.options.slice
         if self.reads:  # no further task joins it: they queue at the server
             self._leave_room(grant)
         if grant in self.resting and not grant.turning:

@@ -286,7 +286,7 @@ class Healing:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # local clock
         self._fires_at = 0.0  # when the timer fires; at the latest when a look is due
-        self.look_every = hub.poll_cap  # seconds between two looks, while there are acquisitions
+        self.look_every = hub.options.poll_cap  # seconds between two looks, while there are acquisitions
         self._polls: Iterator[float] | None = None
         self._last: list[Callable[[], None]] = []  # functions to call after the answer to the present look
 
@@ -300,8 +300,8 @@ class Healing:
         delay = self.look_every
         if look == Look.SOON or not self._hub.pushes:  # no push will wake us: poll, with back-off
             if self._polls is None:
-                self._polls = iter(self._hub.poll)
-            delay = min(delay, next(self._polls, self._hub.poll.cap))
+                self._polls = iter(self._hub.options.poll)
+            delay = min(delay, next(self._polls, self._hub.options.poll.cap))
         else:
             self._polls = None
             if look == Look.IN_TIME:
@@ -362,7 +362,7 @@ class Healing:
 
     def stop(self) -> None:
         """Stop looking."""
-        self._polls, self.look_every = None, self._hub.poll_cap
+        self._polls, self.look_every = None, self._hub.options.poll_cap
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

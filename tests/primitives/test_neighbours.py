@@ -307,9 +307,9 @@ async def test_a_blocking_timeout_ends_with_a_last_look(
 ) -> None:
     """As the test above. With ``token=`` a lock polls by itself, every ``sleep`` seconds."""
     client = make_client()
-    hub_of(client).poll = SELDOM
+    hub_of(client).options.poll = SELDOM
     lock = client.lock(NAME, timeout=30, sleep=60, lock_class=Lock)
-    hub_of(client).poll_cap = NEVER
+    hub_of(client).options.poll_cap = NEVER
     await redis.set(NAME, "foreign", px=60_000)
     before = await calls(redis, "evalsha")
     waiter = asyncio.create_task(lock.acquire(blocking_timeout=0.9, token=token))
