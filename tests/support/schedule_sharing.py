@@ -101,7 +101,8 @@ class Sharings(Acquisitions):
         if self.knows(sync):
             self.known[token] += 1
             self.happened["in turn"] += 1
-            assert self.known[token] <= hub_of(sync).options.burst + 1, f"P2: {holder} is one too many while others wait"
+            most = hub_of(sync).options.burst + 1
+            assert self.known[token] <= most, f"P2: {holder} is one too many while others wait"
 
     def knows(self, sync: Coordinator) -> bool:
         """Whether others wait, and the process of ``sync`` has heard all that there is to hear."""
