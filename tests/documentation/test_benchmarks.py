@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import redis_sync_aio
-from benchmarks import commits, page, profile, scenarios
+from benchmarks import commits, footprint, page, profile, scenarios
 from benchmarks.contestants import BY_NAME
 from benchmarks.measure import (
     contest,
@@ -34,6 +34,7 @@ from benchmarks.runner import benchmark
 from benchmarks.scenario import SMOKE, Outcome, Round, Scale
 from benchmarks.scenarios.permits import crowded
 from benchmarks.targets import Verdict, verdicts
+from redis_sync_aio.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.timing
 DOCS = Path(__file__).parents[2] / "docs" / "assets"
@@ -399,3 +400,16 @@ def test_bars_start_at_zero_and_the_longest_is_cut_visibly(tmp_path: Path) -> No
     texts = re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text("utf-8"))
     assert texts[:3] == ["0", "100", "200"]
     assert {"99999 (bar cut)", "250", "(shorter bars are better)", "very long"} <= set(texts)
+
+
+async def test_what_locks_take_at_a_server_is_measured(
+    server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await footprint.run(server.url, 20, 50)
+    printed = capsys.readouterr().out
+    assert "50 names that were used: " in printed
+    assert {"{m:queue}:queue", "m:held", "{m:gate}:gate"} <= set(re.findall(r"(?m)^(\S+) +[\d,]+ bytes, for ", printed))
+    assert re.findall(r"(?m)^(\w+: [\w ]+?) +[\d.]+ scripts, ", printed) == [
+        *(f"{kind}: {what}" for kind in ("lock", "semaphore") for what in ("acquire", "renew", "release")),
+        *("lock: wait in a queue", "lock: hand over"),
+    ]

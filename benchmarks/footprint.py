@@ -1,0 +1,123 @@
+"""What locks take at a server: ``python -m benchmarks.footprint``, the figures of docs/operations/capacity.md.
+
+The keys that it leaves behind expire. It resets the server's statistics (CONFIG RESETSTAT).
+
+    memory     bytes of each key, and how long it stays
+    traffic    CPU of the scripts, and bytes on the network, of one operation
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Annotated, Any, TypeVar
+
+import typer
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncRobustLock, Coordinator, FenceGate, Lease
+
+T = TypeVar("T")
+
+
+async def memory(redis: Redis, sync: Coordinator, many: int, names: int) -> None:
+    """Print the growth of the server for each of ``names``, and the size of each key; ``many`` hold and wait."""
+    before = await _used(redis)
+    for start in range(0, names, 50):
+        locks = [sync.lock(f"m:{number}") for number in range(start, start + 50)]
+        held = await asyncio.gather(*(lock.acquire() for lock in locks))
+        await asyncio.gather(*(lease.release() for lease in held))
+    print(f"{names:,} names that were used: {(await _used(redis) - before) / names:.0f} bytes each")
+
+    async with sync.lock("m:free"):
+        pass
+    held = [await sync.lock("m:held").acquire(), await sync.lock("m:queue").acquire()]
+    robust = await AsyncRobustLock(sync, "m:robust").acquire()
+    permits = [await sync.semaphore("m:permit", 5).acquire()]
+    reader = await sync.read_write_lock("m:reader").read().acquire()
+    permits += await asyncio.gather(*(sync.semaphore("m:permits", many).acquire() for _ in range(many)))
+    await FenceGate(sync, "m:gate").accept(held[0])
+    waiting = await _waiting(sync, "m:queue", many)
+
+    for key in sorted([key async for key in redis.scan_iter("*m:[a-z]*")]):
+        size, left = await redis.memory_usage(key, samples=0), await redis.pttl(key)
+        print(f"{key.decode():22} {size:8,} bytes, for {left / 1000:9,.0f} s")
+
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.gather(*(lease.release() for lease in (*held, robust, *permits, reader)))
+
+
+async def _used(redis: Redis) -> int:
+    found: Any = await redis.info("memory")
+    return int(found["used_memory"])
+
+
+async def _waiting(sync: Coordinator, name: str, many: int) -> list[asyncio.Task[Lease]]:
+    """Return tasks that wait for a name, once the server has queued them."""
+
+    async def acquire() -> Lease:
+        return await sync.lock(name, ttl=300).acquire()
+
+    tasks = [asyncio.create_task(acquire()) for _ in range(many)]
+    while (await sync.lock(name).statistics()).waiting < many:
+        await asyncio.sleep(0.01)
+    return tasks
+
+
+async def traffic(redis: Redis, sync: Coordinator, times: int) -> None:
+    """Print the cost of one of ``times`` operations of each kind."""
+
+    async def measure(what: str, act: Awaitable[T]) -> T:
+        await redis.config_resetstat()
+        result = await act
+        network: Any = await redis.info("stats")
+        commands: Any = await redis.info("commandstats")
+        calls, cpu = (commands["cmdstat_evalsha"][one] / times for one in ("calls", "usec"))
+        sent = (network["total_net_input_bytes"] + network["total_net_output_bytes"]) / times
+        print(f"{what:22} {calls:.1f} scripts, {cpu:5.1f} us, {sent:4.0f} bytes")
+        return result
+
+    locks = [sync.lock(f"t:{it}", ttl=300) for it in range(times)]
+    semaphores = [sync.semaphore(f"t:{it}", 5, ttl=300) for it in range(times)]
+    for kind, each in ("lock", locks), ("semaphore", semaphores):
+        first = await each[0].acquire()
+        await first.extend(300)
+        await first.release()  # by now the server knows the scripts
+        leases = await measure(f"{kind}: acquire", _together(one.acquire() for one in each))
+        await measure(f"{kind}: renew", _together(lease.extend(300) for lease in leases))
+        await measure(f"{kind}: release", _together(lease.release() for lease in leases))
+
+    lease = await sync.lock("t:hot", ttl=300).acquire()
+
+    async def hand_over(waiting: list[asyncio.Task[Lease]]) -> None:
+        await lease.release()
+        for task in waiting:
+            await (await task).release()
+
+    waiting = await measure("lock: wait in a queue", _waiting(sync, "t:hot", times))
+    await measure("lock: hand over", hand_over(waiting))
+
+
+async def _together(acts: Iterable[Awaitable[T]]) -> list[T]:
+    return await asyncio.gather(*acts)
+
+
+async def run(url: str, many: int, names: int) -> None:
+    """Measure both parts at one server."""
+    async with Redis.from_url(url) as redis, Coordinator(redis) as sync:
+        await memory(redis, sync, many, names)
+        await traffic(redis, sync, many)
+
+
+def main(
+    url: Annotated[str, typer.Option(help="The server.")] = "redis://localhost",
+    quick: Annotated[bool, typer.Option("--quick", help="Do less of everything.")] = False,
+) -> None:
+    """Measure what locks take at a server."""
+    asyncio.run(run(url, 100 if quick else 1_000, 500 if quick else 20_000))
+
+
+if __name__ == "__main__":
+    typer.run(main)
