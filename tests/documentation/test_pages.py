@@ -20,6 +20,7 @@ AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "t
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]) if DOCS.exists() else []
 PROGRAMS = {
     "api-in-one-page.md",
+    "index.md",
     "CONTRIBUTING.md",
     "benchmarks.md",
     "tutorial.md",

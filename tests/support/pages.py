@@ -49,8 +49,8 @@ from .embedded import free_port
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "redis://localhost"
 SERVICE: Final = "localhost:8000"
-PLAIN: Final = frozenset({"text", "mermaid"})
-"""What is not code: output, pictures."""
+PLAIN: Final = frozenset({"text"})
+"""What is not code: output, diagrams."""
 LONGEST: Final = 240.0
 """Seconds after which a command hangs."""
 
