@@ -1,21 +1,29 @@
-"""What locks take at a server: ``python -m benchmarks.footprint``, the figures of docs/operations/capacity.md.
+"""What locks take: ``python -m benchmarks.footprint``, the figures of docs/operations/capacity.md and metrics.md.
 
 The keys that it leaves behind expire. It resets the server's statistics (CONFIG RESETSTAT).
 
     memory     bytes of each key, and how long it stays
     traffic    CPU of the scripts, and bytes on the network, of one operation
+    metrics    CPU time of this process for an acquire and a release, with each kind of observer
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterable
 from typing import Annotated, Any, TypeVar
 
 import typer
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncRobustLock, Coordinator, FenceGate, Lease
+from redis_sync_aio.contrib.otel import OpenTelemetryObserver
+from redis_sync_aio.contrib.prometheus import PrometheusObserver
+from redis_sync_aio.instrumentation import Observer
 
 T = TypeVar("T")
 
@@ -104,11 +112,29 @@ async def _together(acts: Iterable[Awaitable[T]]) -> list[T]:
     return await asyncio.gather(*acts)
 
 
+async def metrics(redis: Redis, pairs: int) -> None:
+    """Print the CPU time of a pair without an observer, with an empty one, and with each integration."""
+    observers: dict[str, list[Observer]] = {
+        "no observer": [],
+        "one that does nothing": [lambda event: None],
+        "Prometheus": [PrometheusObserver(CollectorRegistry())],
+        "OpenTelemetry": [OpenTelemetryObserver(meter_provider=MeterProvider([InMemoryMetricReader()]))],
+    }
+    for name, observe in observers.items():
+        async with Coordinator(redis, observe=observe) as sync, sync.lock("o:first"):
+            begun = time.process_time()
+            for number in range(pairs):
+                async with sync.lock(f"o:{number}"):
+                    pass
+            print(f"{name}: {(time.process_time() - begun) / pairs * 1e6:.0f} us")
+
+
 async def run(url: str, many: int, names: int) -> None:
-    """Measure both parts at one server."""
+    """Measure all parts at one server."""
     async with Redis.from_url(url) as redis, Coordinator(redis) as sync:
         await memory(redis, sync, many, names)
         await traffic(redis, sync, many)
+        await metrics(redis, names)
 
 
 def main(

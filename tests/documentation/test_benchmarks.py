@@ -402,9 +402,7 @@ def test_bars_start_at_zero_and_the_longest_is_cut_visibly(tmp_path: Path) -> No
     assert {"99999 (bar cut)", "250", "(shorter bars are better)", "very long"} <= set(texts)
 
 
-async def test_what_locks_take_at_a_server_is_measured(
-    server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_what_locks_take_is_measured(server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> None:
     await footprint.run(server.url, 20, 50)
     printed = capsys.readouterr().out
     assert "50 names that were used: " in printed
@@ -412,4 +410,7 @@ async def test_what_locks_take_at_a_server_is_measured(
     assert re.findall(r"(?m)^(\w+: [\w ]+?) +[\d.]+ scripts, ", printed) == [
         *(f"{kind}: {what}" for kind in ("lock", "semaphore") for what in ("acquire", "renew", "release")),
         *("lock: wait in a queue", "lock: hand over"),
+    ]
+    assert re.findall(r"(?m)^([\w ]+): \d+ us$", printed) == [
+        *("no observer", "one that does nothing", "Prometheus", "OpenTelemetry"),
     ]
