@@ -4,6 +4,7 @@ The keys that it leaves behind expire. It resets the server's statistics (CONFIG
 
     memory     bytes of each key, and how long it stays
     traffic    CPU of the scripts, and bytes on the network, of one operation
+    look       seconds for one look at many held names
     metrics    CPU time of this process for an acquire and a release, with each kind of observer
 """
 
@@ -23,6 +24,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncRobustLock, Coordinator, FenceGate, Lease
 from redis_sync_aio.contrib.otel import OpenTelemetryObserver
 from redis_sync_aio.contrib.prometheus import PrometheusObserver
+from redis_sync_aio.inspection import inspect
 from redis_sync_aio.instrumentation import Observer
 
 T = TypeVar("T")
@@ -112,6 +114,19 @@ async def _together(acts: Iterable[Awaitable[T]]) -> list[T]:
     return await asyncio.gather(*acts)
 
 
+async def look(redis: Redis, sync: Coordinator, names: int) -> None:
+    """Print the time that `inspect` takes for ``names`` that are held."""
+    leases = [lease for start in range(0, names, 500) for lease in await _held(sync, start, min(start + 500, names))]
+    begun = time.perf_counter()
+    assert len(await inspect(redis, "n:*", limit=names)) == names
+    print(f"{names:,} held names: {time.perf_counter() - begun:.2f} s for a look")
+    await asyncio.gather(*(lease.release() for lease in leases))
+
+
+async def _held(sync: Coordinator, first: int, end: int) -> list[Lease]:
+    return await _together(sync.lock(f"n:{number}", ttl=300).acquire() for number in range(first, end))
+
+
 async def metrics(redis: Redis, pairs: int) -> None:
     """Print the CPU time of a pair without an observer, with an empty one, and with each integration."""
     observers: dict[str, list[Observer]] = {
@@ -134,6 +149,7 @@ async def run(url: str, many: int, names: int) -> None:
     async with Redis.from_url(url) as redis, Coordinator(redis) as sync:
         await memory(redis, sync, many, names)
         await traffic(redis, sync, many)
+        await look(redis, sync, names // 2)
         await metrics(redis, names)
 
 

@@ -406,6 +406,7 @@ async def test_what_locks_take_is_measured(server: EmbeddedServer, capsys: pytes
     await footprint.run(server.url, 20, 50)
     printed = capsys.readouterr().out
     assert "50 names that were used: " in printed
+    assert "25 held names: " in printed
     assert {"{m:queue}:queue", "m:held", "{m:gate}:gate"} <= set(re.findall(r"(?m)^(\S+) +[\d,]+ bytes, for ", printed))
     assert re.findall(r"(?m)^(\w+: [\w ]+?) +[\d.]+ scripts, ", printed) == [
         *(f"{kind}: {what}" for kind in ("lock", "semaphore") for what in ("acquire", "renew", "release")),
