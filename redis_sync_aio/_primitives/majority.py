@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from .._client.replies import is_transient
 from .._client.settings import RedisClient, Same, address_of, is_client, is_cluster, running_loop
 from .._core import logs
 from .._core.backoff import Backoff
@@ -113,9 +114,9 @@ def why_no_answer(name: str, votes: Votes, quorum: int, within: float) -> SyncEr
     for error in errors:
         if isinstance(error, (CoordinatorClosed, WrongContext)):
             return error
-    refused = [error for error in errors if isinstance(error, CommandRefused)]
-    if len(refused) > len(votes.all) - quorum:
-        return refused[0]
+    refused = sorted((error for error in errors if isinstance(error, CommandRefused)), key=is_transient)
+    if len(refused) > (spared := len(votes.all) - quorum):
+        return refused[spared]  # transient unless so many are permanent that a later attempt cannot succeed
     answered = sum(vote.answered for vote in votes.all)
     shown = "; ".join(f"{vote.server + 1}: {_said(vote)}" for vote in votes.all if not vote.answered)
     return Unreachable.minority(
@@ -192,7 +193,7 @@ class Majority:
             elif unanswered_until == math.inf:
                 unanswered_until = now() + self.locks[0]._resource().hub.retry_for
             delay = next(delays)
-            if error is not None and now() + delay >= min(unanswered_until, ends):
+            if error is not None and (not is_transient(error) or now() + delay >= min(unanswered_until, ends)):
                 raise error
             if now() + delay >= ends:
                 return None

@@ -181,20 +181,29 @@ async def test_p2_first_come_first_served(one: list[Coordinator], two: list[Coor
 
 
 async def test_p3_handed_over_by_a_push(one: list[Coordinator], two: list[Coordinator]) -> None:
-    async def hand_over() -> None:
-        holder = await redlock(one).acquire()
-        waiting = asyncio.create_task(redlock(two).acquire())
+    """In both directions a hand-over takes some round trips: it does not wait for a look of the waiter, after 1 s."""
+
+    async def hand_over(holding: AsyncRedlock, waiting_for: AsyncRedlock) -> float:
+        holder = await holding.acquire()
+        waiting = asyncio.create_task(waiting_for.acquire())
         await waiters(one, 1)
         async with Timed() as took:
             await holder.release()
             lease = await waiting
         await lease.release()
-        took_all.append(took.waited)
+        return took.waited
 
-    took_all: list[float] = []
-    for _ in range(5):
-        await hand_over()
-    assert min(took_all) < 1, "it looks by itself each third of its ttl"
+    async def pair(lock: AsyncRedlock) -> float:
+        async with Timed() as took:
+            await (await lock.acquire()).release()
+        return took.waited
+
+    for first, second in ((redlock(one), redlock(two)), (redlock(two), redlock(one))):
+        pairs, took = [], []
+        for _ in range(10):  # in turn, so that other load of the machine slows both down
+            pairs += [await pair(first), await pair(second)]
+            took.append(await hand_over(first, second))
+        assert sorted(took)[5] < 10 * sorted(pairs)[10], "a look comes each third of its ttl, or after a second"
 
 
 async def test_the_lease(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
@@ -732,6 +741,27 @@ async def test_p8_fences_rise_when_the_one_that_is_ahead_is_all_that_remembers(
     assert fences == sorted(set(fences))
 
 
+async def test_p8_a_server_that_joins_knows_the_fence(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    """Three of five grant a fence, and two join later. Of the next majority only one of these remembers the fence."""
+    await hasty(one).locked()
+    for server in servers[:3]:
+        put_ahead(server, 9)  # else the clocks of the others would pass the fence by themselves
+    with paused(servers[3:]):
+        lease = await hasty(one, ttl=0.9).acquire()
+        assert lease.held_on == 3
+    await wait_until(lambda: lease.held_on == 5, FAST, timeout=5)
+    await lease.release()
+    await nothing_left(servers)
+    for server in servers[:2]:
+        with at(server) as client:
+            client.flushall()
+    servers[2].kill()
+    servers[4].kill()
+    async with hasty(one).acquire(timeout=5) as second:
+        assert second.held_on == 3
+        assert second.fence > lease.fence
+
+
 async def test_p8_one_that_is_ahead_does_not_stand_for_one_that_was_not_told(servers: list[EmbeddedServer]) -> None:
     """All three hold it, but the fence could be raised on one of two only: nobody has it, all is given back."""
     put_ahead(servers[1], 3600)
@@ -836,15 +866,25 @@ async def test_p6_it_ends_before_a_clock_that_is_fast(one: list[Coordinator]) ->
     assert 0 < left < 0.022
 
 
+def left_at(server: EmbeddedServer) -> int:
+    """Return for how many milliseconds the server still holds it."""
+    with at(server) as client:
+        left: int = client.pttl(NAME)
+        return left
+
+
 async def test_p6_an_extension_that_no_majority_answers(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
     lease = await hasty(one, ttl=5).acquire()
     with paused(servers[:2]):
         await lease.extend(20)
         assert lease.remaining() > 15
+    before = [left_at(server) for server in servers[3:]]
     with paused(servers[:3]):
         with pytest.raises(Unreachable, match=r"2 of 5 servers extended .* within 0\.2 seconds, 3 have to"):
             await lease.extend(40)
         lease.check()
+    for server, most in zip(servers[3:], before, strict=True):
+        assert 0 < left_at(server) <= most, "what was extended without success is taken back"
     with at(servers[0]) as client:
         client.delete(NAME)
     with paused(servers[1:3]):  # one lost it: no reason to say that all is lost
@@ -855,18 +895,49 @@ async def test_p6_an_extension_that_no_majority_answers(one: list[Coordinator], 
     await nothing_left(servers)
 
 
-async def test_refused_by_a_majority(servers: list[EmbeddedServer]) -> None:
+@asynccontextmanager
+async def refused_by(servers: Sequence[EmbeddedServer], number: int) -> AsyncIterator[list[Coordinator]]:
+    """As `process`; the first ``number`` servers refuse all commands of a lock."""
     async with AsyncExitStack() as stack:
         found = []
-        for number, server in enumerate(servers):
+        for index, server in enumerate(servers):
             with at(server) as admin:
                 admin.acl_setuser("nobody", enabled=True, passwords=["+x"], commands=["+ping", "+hello", "+client"])
-            url = server.url.replace("://", "://nobody:x@") if number < 3 else server.url
+            url = server.url.replace("://", "://nobody:x@") if index < number else server.url
             client = Redis.from_url(url)
             stack.push_async_callback(client.aclose)
-            found.append(await stack.enter_async_context(Coordinator(client)))
+            found.append(await stack.enter_async_context(Coordinator(client, response_timeout=0.5, retry_for=2)))
+        yield found
+
+
+async def test_refused_by_a_majority(servers: list[EmbeddedServer]) -> None:
+    """It is no use to ask again, as for one lock: `acquire` raises after one attempt, too."""
+    async with refused_by(servers, 3) as process:
+        lock = redlock(process)
         with pytest.raises(PermissionDenied):
-            await redlock(found).try_acquire()
+            await lock.try_acquire()
+        async with Timed() as took:
+            for timeout in (None, 30, 0):
+                with pytest.raises(PermissionDenied):
+                    await lock.acquire(timeout=timeout)
+        assert took.waited < 2, "retry_for"
+    await nothing_left(servers)
+
+
+async def test_refused_by_a_minority(servers: list[EmbeddedServer]) -> None:
+    """Two refuse and three are silent: these may grant it later, so the majority is unreachable, not refusing."""
+    async with refused_by(servers, 2) as process:
+        await hasty(process).locked()
+        with paused(servers[2:]):
+            with pytest.raises(Unreachable, match=r"0 of 5 servers answered .*, 3 have to.* No\. 1: .*NOPERM"):
+                await hasty(process).try_acquire()
+            async with Timed() as took:
+                with pytest.raises(Unreachable, match="0 of 5 servers answered"):
+                    await hasty(process).acquire()
+            assert took.seconds > 1.5, "retry_for: they may come back"
+        async with hasty(process).acquire(timeout=20) as lease:
+            assert lease.held_on == 3
+    await nothing_left(servers)
 
 
 async def test_e9_at_random(one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]) -> None:
