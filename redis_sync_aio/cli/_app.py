@@ -9,7 +9,7 @@ import typer
 
 from redis_sync_aio import __version__
 
-from . import _bench, _demo, _run
+from . import _demo, _run
 from . import _doctor as doctor
 from ._look import ending, looking, top
 from ._session import COMMON_EXITS, NAME, with_shared
@@ -57,5 +57,4 @@ add("top", with_shared(top.top), COMMON_EXITS | top.EXITS)
 add("watch", with_shared(looking.watch), COMMON_EXITS | looking.WATCH_EXITS)
 add("release", with_shared(ending.release), COMMON_EXITS | ending.RELEASE_EXITS)
 add("forget", with_shared(ending.forget), COMMON_EXITS | ending.FORGET_EXITS)
-add("bench", with_shared(_bench.bench), COMMON_EXITS | _bench.EXITS)
 add("demo", _demo.demo, _demo.EXITS)

@@ -17,7 +17,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 
 from ..support.inside import Access, Kind
-from ..support.programs import command, terminal
+from ..support.programs import terminal
 
 
 def view(
@@ -105,9 +105,3 @@ async def test_more_names_than_are_listed(server: EmbeddedServer, sync: Coordina
             with terminal("ls", "-n", str(limit), "--url", server.url) as it:
                 assert await asyncio.to_thread(it.end) == 0
                 assert said in it.screen
-
-
-@pytest.mark.ci
-def test_a_bench_with_one_task(server: EmbeddedServer) -> None:
-    done = command("bench", "--tasks", "1", "--seconds", "0.1", "--url", server.url)
-    assert "the same, 1 task with a lock each" in done.stdout

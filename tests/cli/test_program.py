@@ -46,7 +46,6 @@ def test_help_fits_into_80_columns_has_no_colours_in_a_pipe_and_names_exit_codes
         ["watch", "a*\\"],
         ["run", "-n", "x", "--", "echo", "ran"],
         ["doctor", "--tls-insecure"],
-        ["bench", "--tasks", "0"],
     ],
     ids=" ".join,
 )
