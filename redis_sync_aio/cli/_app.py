@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from redis_sync_aio import __version__
 from . import _demo, _run
 from . import _doctor as doctor
 from ._look import ending, looking, top
-from ._session import COMMON_EXITS, NAME, with_shared
+from ._session import COMMON_EXITS, NAME, command_of
 
 app: typer.Typer = typer.Typer(
     name=NAME,
@@ -41,20 +41,20 @@ def cli(
     """Distributed locks for asyncio on Redis and Valkey: look at them, use them, check the servers they live on."""
 
 
-def add(name: str, command: Callable[..., None], exits: Mapping[int, str], otherwise: str = "") -> None:
-    """Add a command; its help ends with the exit codes."""
+def add(name: str, body: Callable[..., Any], exits: Mapping[int, str], otherwise: str = "", **client: Any) -> None:
+    """Add a command; its help ends with the exit codes. ``client``: options of the client of its session."""
     EXITS[name] = dict(exits)
     lines = [f"- **{code}** {meaning}" for code, meaning in sorted(exits.items())]
     codes = "\n".join([*lines, *([f"- {otherwise}"] if otherwise else [])])
-    app.command(name, epilog=f"Exit codes:\n\n{codes}")(command)
+    app.command(name, epilog=f"Exit codes:\n\n{codes}")(command_of(body, **client))
 
 
-add("doctor", with_shared(doctor.doctor), COMMON_EXITS | doctor.EXITS)
-add("run", with_shared(_run.run), COMMON_EXITS | _run.EXITS, _run.ENDS)
-add("ls", with_shared(looking.ls), COMMON_EXITS | looking.LS_EXITS)
-add("show", with_shared(looking.show), COMMON_EXITS | looking.SHOW_EXITS)
-add("top", with_shared(top.top), COMMON_EXITS | top.EXITS)
-add("watch", with_shared(looking.watch), COMMON_EXITS | looking.WATCH_EXITS)
-add("release", with_shared(ending.release), COMMON_EXITS | ending.RELEASE_EXITS)
-add("forget", with_shared(ending.forget), COMMON_EXITS | ending.FORGET_EXITS)
+add("doctor", doctor.doctor, COMMON_EXITS | doctor.EXITS, decode_responses=True)
+add("run", _run.run, COMMON_EXITS | _run.EXITS, _run.ENDS)
+add("ls", looking.ls, COMMON_EXITS | looking.LS_EXITS)
+add("show", looking.show, COMMON_EXITS | looking.SHOW_EXITS)
+add("top", top.top, COMMON_EXITS | top.EXITS)
+add("watch", looking.watch, COMMON_EXITS | looking.WATCH_EXITS)
+add("release", ending.release, COMMON_EXITS | ending.RELEASE_EXITS)
+add("forget", ending.forget, COMMON_EXITS | ending.FORGET_EXITS)
 add("demo", _demo.demo, _demo.EXITS)

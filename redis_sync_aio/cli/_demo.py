@@ -41,28 +41,33 @@ MS = 1_000_000  # nanoseconds
 KEEP = 3600
 """Seconds after which the demo's data is gone from the server even if it was not deleted."""
 STARTING = 30.0
-"""Seconds without a word from any worker after which the demo gives up, on top of what a sale may take."""
+"""Seconds without a word from a worker after which the demo gives up, on top of what a sale may take."""
 
 
 class DemoFailed(Exception):
     """A demo that could not be carried out, so nothing can be said about the locks."""
 
 
+# fmt: off
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The options of a demo."""
 
-    processes: int
-    tasks: int
-    items: int
-    products: int
-    work: float
-    """Seconds between reading the stock and writing it."""
-    ttl: float
-    seed: int
-    kill: bool
-    locked: bool
-    """False: sell without the lock, to show what happens then."""
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4
+    tasks: Annotated[int, typer.Option(min=1, max=1000, help="Tasks in each of them.")] = 8
+    items: Annotated[int, typer.Option(min=1, help="Items to sell.")] = 2000
+    products: Annotated[int, typer.Option(min=1, max=500, help="Products; each has a lock.")] = 20
+    work: Annotated[float, typer.Option(min=0, help="Milliseconds that a sale takes.")] = 15.0
+    ttl: Annotated[float, typer.Option(min=0.2, help="Seconds that a lease lasts unless renewed.")] = 2.0
+    seed: Annotated[int, typer.Option(help="Chooses the worker to kill and who sells what first.")] = 1
+    kill: Annotated[bool, typer.Option(help="Kill a worker that holds a lock.")] = True
+    break_lock: Annotated[bool, typer.Option("--break-lock", help="Sell without the lock, to see the check "
+                                             "catch it (nobody is killed then).")] = False
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.victim and self.processes < 2:
+            raise typer.BadParameter("killing the only worker leaves nobody to sell: add --no-kill")
 
     @property
     def stock(self) -> dict[int, int]:
@@ -73,7 +78,7 @@ class Plan:
     @property
     def victim(self) -> int:
         """Number of the worker to kill; 0: none."""
-        return random.Random(self.seed).randint(1, self.processes) if self.kill else 0
+        return random.Random(self.seed).randint(1, self.processes) if self.kill and not self.break_lock else 0
 
 
 # -- The books: what is in stock, and what was sold, in Redis --------------------------------------------------
@@ -152,7 +157,7 @@ class Shop:
 
     async def audit(self) -> Audit:
         """Check the books."""
-        audit = Audit(fenced=self.plan.locked)
+        audit = Audit(fenced=not self.plan.break_lock)
         for product, count in self.plan.stock.items():
             sales = [entry.split() for entry in await self.redis.lrange(self._sales(product), 0, -1)]
             audit.add(count, await self.left(product), [(int(item), int(fence)) for item, fence in sales])
@@ -201,11 +206,11 @@ class Seller:
     async def _sell_one(self, product: int) -> bool:
         """Sell one item; return False if none was left."""
         asked = time.monotonic_ns()
-        async with self._shop.locks[product].acquire() if self._shop.plan.locked else nullcontext() as lease:
+        async with nullcontext() if self._shop.plan.break_lock else self._shop.locks[product].acquire() as lease:
             got, fence = time.monotonic_ns(), lease.fence if lease is not None else 0
             item = await self._shop.left(product)
             if item > 0:
-                await asyncio.sleep(self._shop.plan.work)  # everything that others could do meanwhile
+                await asyncio.sleep(self._shop.plan.work / 1000)  # everything that others could do meanwhile
                 await self._freeze_if_due(product, fence)
                 await self._shop.write_sale(product, item, fence)
             released = time.monotonic_ns()
@@ -315,7 +320,6 @@ class Floor:
         self._sold = 0
         self._run = Run(0, [])
         self._is_granted_again = False
-        self._silence = asyncio.timeout(None)
 
     async def run(self, url: str, prefix: str) -> Run:
         """Start the workers, let them sell everything, and return their reports."""
@@ -329,25 +333,19 @@ class Floor:
                 )  # fmt: skip
                 self._workers.append(worker)
                 _write(worker, json.dumps([url, prefix, number, asdict(plan)]))
-            await self._follow_all()
+            async with asyncio.TaskGroup() as group:
+                for number, worker in enumerate(self._workers, 1):
+                    group.create_task(self._follow(number, worker))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
         finally:
             for worker in self._workers:
                 if worker.returncode is None:
                     worker.kill()
             await asyncio.gather(*(worker.communicate() for worker in self._workers))
-        if plan.kill and self._run.kill is None:
+        if plan.victim and self._run.kill is None:
             raise DemoFailed(f"worker {plan.victim} had sold too little to be killed when all was sold: raise --items")
         return self._run
-
-    async def _follow_all(self) -> None:
-        try:
-            async with self._silence, asyncio.TaskGroup() as group:
-                for number, worker in enumerate(self._workers, 1):
-                    group.create_task(self._follow(number, worker))
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from failed
-        except TimeoutError:
-            raise DemoFailed("the workers fell silent: no lock was granted") from None
 
     async def _follow(self, number: int, worker: Process) -> None:
         """Listen to one worker until it ends; it must end well, unless it was killed."""
@@ -360,9 +358,7 @@ class Floor:
 
     async def _listen(self, number: int, worker: Process) -> None:
         assert worker.stdout is not None
-        self._restart_timer()
-        async for line in worker.stdout:
-            self._restart_timer()
+        while line := await self._said(worker.stdout):
             match json.loads(line):
                 case ["ready"]:
                     self._note_ready()
@@ -373,9 +369,12 @@ class Floor:
                     self._run.kill = Kill(number, product, fence, time.monotonic_ns())
                     self._say(f"worker {number} killed (SIGKILL) while it held product {product}, fence {fence}")
 
-    def _restart_timer(self) -> None:
-        limit = STARTING + 2 * self._plan.ttl + 20 * self._plan.work
-        self._silence.reschedule(asyncio.get_running_loop().time() + limit)
+    async def _said(self, output: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(STARTING + 2 * self._plan.ttl + 20 * self._plan.work / 1000):
+                return await output.readline()
+        except TimeoutError:
+            raise DemoFailed("a worker fell silent: no lock was granted") from None
 
     def _note_ready(self) -> None:
         self._ready += 1
@@ -428,35 +427,24 @@ EXITS = {
 
 
 def demo(
-    url: Annotated[str | None, typer.Option(help="Use this server (redis://, rediss://, unix://), "
-                                            "not a private one.")] = None,
-    processes: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,
-    tasks: Annotated[int, typer.Option(min=1, max=1000, help="Tasks in each of them.")] = 8,
-    items: Annotated[int, typer.Option(min=1, help="Items to sell.")] = 2000,
-    products: Annotated[int, typer.Option(min=1, max=500, help="Products; each has a lock.")] = 20,
-    work: Annotated[float, typer.Option(min=0, help="Milliseconds that a sale takes.")] = 15.0,
-    ttl: Annotated[float, typer.Option(min=0.2, help="Seconds that a lease lasts unless renewed.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Chooses the worker to kill and who sells what first.")] = 1,
-    kill: Annotated[bool, typer.Option(help="Kill a worker that holds a lock.")] = True,
-    break_lock: Annotated[bool, typer.Option("--break-lock", help="Sell without the lock, to see the check "
-                                             "catch it (nobody is killed then).")] = False,
+    plan: Plan,
+    url: Annotated[
+        str | None, typer.Option(help="Use this server (redis://, rediss://, unix://), not a private one.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Sell a stock from several processes, kill one that holds a lock, and check the books.
 
     Every sale reads the stock from Redis, takes its time, and writes it back: only the lock of the product
     keeps others out.
     """
     check_url(url)
-    plan = Plan(processes, tasks, items, products, work / 1000, ttl, seed, kill and not break_lock, not break_lock)
-    if plan.kill and processes < 2:
-        raise typer.BadParameter("killing the only worker leaves nobody to sell: add --no-kill")
     console = Console(highlight=False, quiet=json)
-    sellers = f"{counted(processes, 'process', 'processes')} x {counted(tasks, 'task')}"
-    lock = "one lock per product" if plan.locked else "WITHOUT the locks"
+    sellers = f"{counted(plan.processes, 'process', 'processes')} x {counted(plan.tasks, 'task')}"
+    lock = "WITHOUT the locks" if plan.break_lock else "one lock per product"
     console.print(
-        f"{sellers} sell {counted(items, 'item')} of {counted(products, 'product')}, {lock}. "
-        f"Reading the stock and writing it back are {work:g} ms apart."
+        f"{sellers} sell {counted(plan.items, 'item')} of {counted(plan.products, 'product')}, {lock}. "
+        f"Reading the stock and writing it back are {plan.work:g} ms apart."
     )
     try:
         with ExitStack() as stack:
@@ -468,9 +456,10 @@ def demo(
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    show(run, audit, console)
     if json:
         Output().json(as_json(run, audit))
+    else:
+        show(run, audit, console)
     raise typer.Exit(1 if audit.faults() else 0)
 
 

@@ -26,7 +26,7 @@ from enum import StrEnum
 from functools import partial
 from subprocess import Popen
 from time import monotonic
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 import typer
 
@@ -34,7 +34,7 @@ from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, NotHeld, Sync
 from redis_sync_aio.errors import LimitMismatch
 from redis_sync_aio.types import BaseLease
 
-from ._session import UNREACHABLE, USAGE, Failure, Session, Shared, complain, execute, not_empty, print_error
+from ._session import UNREACHABLE, USAGE, Failure, Session, complain, not_empty, print_error
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 OF_TERMINALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
@@ -184,7 +184,6 @@ def _without_sigttou() -> Iterator[None]:
 LOST = 75
 """EX_TEMPFAIL of sysexits.h."""
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
-Side: TypeAlias = Literal["lock", "shared", "exclusive"]
 EXITS = {
     1: "the lock was not granted: -n or --timeout (-E sets another code)",
     LOST: "the lock was lost while COMMAND ran",
@@ -202,21 +201,48 @@ class WhenLost(StrEnum):
     IGNORE = "ignore"
 
 
+# fmt: off
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options of `run`."""
+    """The options of `run`, checked."""
 
-    name: str
-    argv: Sequence[str]
-    side: Side
-    limit: int | None
-    weight: int
-    ttl: float
-    wait: bool
-    timeout: float | None
-    conflict: int
-    on_lost: WhenLost
-    grace: float
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The lock.", callback=not_empty)]
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False,
+        help="The program and its arguments.")]
+    no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Do not wait if the lock is taken.")] = False
+    timeout: Annotated[float | None, typer.Option("--timeout", "-w", min=0, metavar="S",
+        help="Seconds to wait at most. Without it, and without -n: as long as it takes.")] = None
+    conflict_exit_code: Annotated[int, typer.Option("--conflict-exit-code", "-E", min=0, max=255, metavar="CODE",
+        help="Exit code if the lock was not granted.")] = 1
+    read_side: Annotated[bool, typer.Option("--shared", "-s", help="Take the read side of a read/write lock.")] = False
+    write_side: Annotated[bool, typer.Option("--exclusive", "-x",
+        help="Take its write side. A lock without -s or -x is another lock.")] = False
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N",
+        help="Take a semaphore with so many permits.")] = None
+    weight: Annotated[int, typer.Option("--weight", min=1, metavar="W", help="Permits of the semaphore to take.")] = 1
+    ttl: Annotated[float, typer.Option("--ttl", min=0.1, metavar="S",
+        help="Seconds that the lock lasts if this machine dies; it is renewed.")] = 30.0
+    on_lost: Annotated[WhenLost, typer.Option("--on-lost",
+        help="End COMMAND when the lock is lost: by SIGTERM, by SIGKILL, or not.")] = WhenLost.TERM
+    grace: Annotated[float, typer.Option("--grace", min=0, metavar="S",
+        help="Seconds between SIGTERM and SIGKILL.")] = 10.0
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        limit, weight = self.limit, self.weight
+        if self.no_wait and self.timeout is not None:
+            raise Failure("-n does not wait and --timeout waits: give one of them", USAGE)
+        if self.read_side + self.write_side + (limit is not None) > 1:
+            raise Failure("--shared, --exclusive and --limit are three kinds of locks: give one of them", USAGE)
+        if limit is None and weight != 1:
+            raise Failure("--weight needs --limit", USAGE)
+        if limit is not None and weight > limit:
+            raise Failure(f"--weight {weight} is more than --limit {limit}", USAGE)
+        program = self.command[0]
+        if shutil.which(program) is None:
+            found = os.sep in program and os.path.exists(program)
+            why, code = ("cannot be executed", CANNOT_EXECUTE) if found else ("was not found", NOT_FOUND)
+            raise Failure(f"{program!r} {why}; nothing was locked", code)
 
 
 @dataclass(slots=True)
@@ -289,12 +315,12 @@ class ProgramRun:
             except AcquireTimeout as error:
                 command = f"look at the holders: redis-sync-aio show {shlex.quote(self.plan.name)}"
                 complain(str(error).replace("look at statistics() for the holders", command))
-                return self.plan.conflict if error.answered else UNREACHABLE
+                return self.plan.conflict_exit_code if error.answered else UNREACHABLE
             finally:
                 self.outcome.waited = round(monotonic() - began, 6)
             if lease is None:
                 complain(f"{self.plan.name!r} is held by others, or others wait for it (--timeout S waits)")
-                return self.plan.conflict
+                return self.plan.conflict_exit_code
             self.outcome.fence = lease.fence
             return await self._run_under(lease)
 
@@ -306,23 +332,24 @@ class ProgramRun:
             semaphore = sync.semaphore(plan.name, limit=plan.limit, ttl=plan.ttl, on_lost="event")
             acquire = partial(semaphore.acquire, weight=plan.weight)
             try_acquire = partial(semaphore.try_acquire, weight=plan.weight)
-        elif plan.side == "lock":
+        elif plan.read_side or plan.write_side:
+            both = sync.read_write_lock(plan.name, ttl=plan.ttl, on_lost="event")
+            side = both.read() if plan.read_side else both.write()
+            acquire, try_acquire = side.acquire, side.try_acquire
+        else:
             lock = sync.lock(plan.name, ttl=plan.ttl, on_lost="event")
             acquire, try_acquire = lock.acquire, lock.try_acquire
-        else:
-            both = sync.read_write_lock(plan.name, ttl=plan.ttl, on_lost="event")
-            side = both.read() if plan.side == "shared" else both.write()
-            acquire, try_acquire = side.acquire, side.try_acquire
-        return await (acquire(timeout=plan.timeout) if plan.wait else try_acquire())
+        waits = not plan.no_wait and plan.timeout != 0
+        return await (acquire(timeout=plan.timeout) if waits else try_acquire())
 
     async def _run_under(self, lease: BaseLease) -> int:
         began = monotonic()
         code = UNREACHABLE
         try:
             try:
-                self.child = child = Child(self.plan.argv, environment(lease))
+                self.child = child = Child(self.plan.command, environment(lease))
             except OSError as error:
-                complain(f"cannot run {self.plan.argv[0]!r}: {error.strerror}")
+                complain(f"cannot run {self.plan.command[0]!r}: {error.strerror}")
                 return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
             try:
                 code = await self._wait_for(child, lease)
@@ -341,7 +368,7 @@ class ProgramRun:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not child.ended.done() and self.plan.on_lost != WhenLost.IGNORE:
                 number = signal.SIGTERM if self.plan.on_lost == WhenLost.TERM else signal.SIGKILL
-                complain(f"the lock {lease.name!r} was lost: ending {self.plan.argv[0]!r} by {number.name}")
+                complain(f"the lock {lease.name!r} was lost: ending {self.plan.command[0]!r} by {number.name}")
                 await child.end(number, self.plan.grace)
             await child.end_descendants(self.plan.grace)
             return await child.ended
@@ -367,72 +394,13 @@ def environment(lease: BaseLease) -> dict[str, str]:
     return os.environ | {f"REDIS_SYNC_AIO_{key}": value for key, value in own.items()}
 
 
-# -- The command -----------------------------------------------------------------------------------------------
-
-
-def run(
-    shared: Shared,
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The lock.", callback=not_empty)],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False,
-        help="The program and its arguments.")],
-    no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Do not wait if the lock is taken.")] = False,
-    timeout: Annotated[float | None, typer.Option("--timeout", "-w", min=0, metavar="S",
-        help="Seconds to wait at most. Without it, and without -n: as long as it takes.")] = None,
-    conflict_exit_code: Annotated[int, typer.Option("--conflict-exit-code", "-E", min=0, max=255, metavar="CODE",
-        help="Exit code if the lock was not granted.")] = 1,
-    shared_side: Annotated[bool, typer.Option("--shared", "-s",
-        help="Take the read side of a read/write lock.")] = False,
-    exclusive: Annotated[bool, typer.Option("--exclusive", "-x",
-        help="Take its write side. A lock without -s or -x is another lock.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N",
-        help="Take a semaphore with so many permits.")] = None,
-    weight: Annotated[int, typer.Option("--weight", min=1, metavar="W", help="Permits of the semaphore to take.")] = 1,
-    ttl: Annotated[float, typer.Option("--ttl", min=0.1, metavar="S",
-        help="Seconds that the lock lasts if this machine dies; it is renewed.")] = 30.0,
-    on_lost: Annotated[WhenLost, typer.Option("--on-lost",
-        help="End COMMAND when the lock is lost: by SIGTERM, by SIGKILL, or not.")] = WhenLost.TERM,
-    grace: Annotated[float, typer.Option("--grace", min=0, metavar="S",
-        help="Seconds between SIGTERM and SIGKILL.")] = 10.0,
-) -> None:  # fmt: skip
+async def run(session: Session, plan: Plan) -> int:
     """Run COMMAND while holding a lock, a permit, or a side of a read/write lock.
 
     COMMAND finds the fence, the name and the token in REDIS_SYNC_AIO_FENCE, REDIS_SYNC_AIO_NAME and
     REDIS_SYNC_AIO_TOKEN. With --json one line of JSON about the run is printed on stderr at the end.
     """
-    side: Side = "shared" if shared_side else "exclusive" if exclusive else "lock"
-
-    def check() -> None:
-        check_options(no_wait, timeout, shared_side + exclusive + (limit is not None), limit, weight)
-        check_program(command[0])
-
-    async def body(session: Session) -> int:
-        wait = not no_wait and timeout != 0
-        plan = Plan(
-            name, command, side, limit, weight, ttl, wait, timeout, conflict_exit_code, on_lost, grace,
-        )  # fmt: skip
-        outcome = await ProgramRun(session, plan).run()
-        if shared.json:
-            print_error(json.dumps(asdict(outcome)))
-        return outcome.exit
-
-    execute(shared, body, check=check)
-
-
-def check_options(no_wait: bool, timeout: float | None, kinds: int, limit: int | None, weight: int) -> None:
-    """Refuse options that exclude each other."""
-    if no_wait and timeout is not None:
-        raise Failure("-n does not wait and --timeout waits: give one of them", USAGE)
-    if kinds > 1:
-        raise Failure("--shared, --exclusive and --limit are three kinds of locks: give one of them", USAGE)
-    if limit is None and weight != 1:
-        raise Failure("--weight needs --limit", USAGE)
-    if limit is not None and weight > limit:
-        raise Failure(f"--weight {weight} is more than --limit {limit}", USAGE)
-
-
-def check_program(program: str) -> None:
-    """Refuse a program that is not there, before anything is locked for it."""
-    if shutil.which(program) is None:
-        found = os.sep in program and os.path.exists(program)
-        why, code = ("cannot be executed", CANNOT_EXECUTE) if found else ("was not found", NOT_FOUND)
-        raise Failure(f"{program!r} {why}; nothing was locked", code)
+    outcome = await ProgramRun(session, plan).run()
+    if session.output.as_json:
+        print_error(json.dumps(asdict(outcome)))
+    return outcome.exit

@@ -13,9 +13,10 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, TextIO
+from typing import IO, Annotated, Any, Final, NoReturn, TextIO
 
 import typer
 from redis.asyncio import Redis, RedisCluster
@@ -226,7 +227,6 @@ def _without_secrets(text: str) -> str:
 # -- Options that all commands share: where the server is, who asks, how to print ------------------------------
 
 
-P = ParamSpec("P")
 CONNECTION = "Connection"
 OUTPUT = "Output"
 LOCALHOST = "redis://localhost:6379"
@@ -310,22 +310,6 @@ class Shared:
         return Output(as_json=self.json, color=not self.no_color)
 
 
-def with_shared(command: Callable[Concatenate[Shared, P], None]) -> Callable[..., None]:
-    """Return ``command`` as typer takes it: the shared options follow its own, and come to it as one `Shared`."""
-
-    def expanded(**arguments: Any) -> None:
-        shared = Shared(**{name: arguments.pop(name) for name in options})
-        command(shared, **arguments)  # type: ignore[call-arg]
-
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    options = inspect.signature(Shared, eval_str=True).parameters
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options.values())]
-    expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
-    expanded.__annotations__ = {one.name: one.annotation for one in parameters}
-    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return expanded
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     """The client, server and output that a command works with."""
@@ -347,24 +331,53 @@ class Session:
     """Makes a client of any sentinel, by its address."""
 
 
-def execute(
-    shared: Shared,
-    body: Callable[[Session], Awaitable[int]],
-    *,
-    check: Callable[[], None] | None = None,
-    **options: Any,
-) -> NoReturn:
-    """Run ``body`` in an event loop with a connected client, and exit with the code that it returns.
+def command_of(body: Callable[..., Any], **client: Any) -> Callable[..., None]:
+    """Return ``body`` as typer takes a command: a dataclass among its parameters stands for an option of each field.
 
-    Errors of servers, networks and addresses become one line on stderr. ``check`` is called before that, and raises
-    Failure for wrong usage. ``options`` go to the client.
+    The parameter ``session`` stands for the shared options, which come last; ``body`` is then a coroutine function
+    that returns an exit code. ``client``: options of the client of its session.
+    """
+    own = [*inspect.signature(body, eval_str=True).parameters.values()]
+    if in_session := own[0].annotation is Session:
+        own = [*own[1:], own[0].replace(annotation=Shared)]
+    signature: Any = partial(inspect.signature, eval_str=True)
+    groups = {one.name: signature(one.annotation).parameters for one in own if is_dataclass(one.annotation)}
+    parameters = [it.replace(kind=it.KEYWORD_ONLY) for one in own for it in groups.get(one.name, {"": one}).values()]
+
+    def command(**given: Any) -> None:
+        def value(one: inspect.Parameter) -> Any:
+            if one.name not in groups:
+                return given[one.name]
+            return one.annotation(**{name: given[name] for name in groups[one.name]})
+
+        if in_session:
+            *rest, shared = own
+            _execute(value(shared), lambda: partial(body, **{one.name: value(one) for one in rest}), client)
+        else:
+            body(**{one.name: value(one) for one in own})
+
+    command.__name__, command.__doc__ = body.__name__, body.__doc__
+    command.__annotations__ = {it.name: it.annotation for it in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _execute(shared: Shared, prepare: Callable[[], Callable[[Session], Awaitable[int]]], client: Any) -> NoReturn:
+    """Run what ``prepare`` returns in an event loop with a connected client, and exit with the code that it returns.
+
+    Errors of servers, networks and addresses become one line on stderr; so does a Failure of ``prepare``, which is
+    called before that, for wrong usage.
     """
     if not shared.debug:  # what matters of it is said in one line
         logging.getLogger("redis_sync_aio").addHandler(logging.NullHandler())
+
+    async def connected(body: Callable[[Session], Awaitable[int]]) -> int:
+        with _interruptible():
+            async with connect(shared, **client) as session:
+                return await body(session)
+
     try:
-        if check is not None:
-            check()
-        code = asyncio.run(_run(shared, body, options))
+        code = asyncio.run(connected(prepare()))
         sys.stdout.flush()
     except BrokenPipeError:  # as in `redis-sync-aio ls | head`
         end_output(sys.stdout)
@@ -374,15 +387,9 @@ def execute(
             print_traceback(failure)
         complain(str(failure))
         code = failure.code
-    except (KeyboardInterrupt, asyncio.CancelledError):  # the latter while `_run` goes on
+    except (KeyboardInterrupt, asyncio.CancelledError):  # the latter while asyncio.run ends
         code = INTERRUPTED
     raise typer.Exit(code)
-
-
-async def _run(shared: Shared, body: Callable[[Session], Awaitable[int]], options: dict[str, Any]) -> int:
-    with _interruptible():
-        async with connect(shared, **options) as session:
-            return await body(session)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._session import Session, Shared, execute
+from .._session import Session
 from .facts import facts_of, replica_facts, rights_of, sentinel_facts, servers
 from .findings import LEVELS, Finding, Level, of_replicas, of_rights, of_sentinels, of_server
 
@@ -24,16 +24,11 @@ CODES: dict[Level, int] = {"ok": 0, "unknown": 0, "warn": 1, "bad": 2}
 COLOURS: dict[Level, str] = {"ok": "green", "unknown": "cyan", "warn": "yellow", "bad": "bold red"}
 
 
-def doctor(shared: Shared) -> None:
+async def doctor(session: Session) -> int:
     """Check a server, its replicas, cluster or sentinels for what goes wrong with locks.
 
     Each line says what was found, what it means for locks, and how to fix it. Nothing is written to the server.
     """
-    execute(shared, examine, decode_responses=True)
-
-
-async def examine(session: Session) -> int:
-    """Ask all servers, print what was found, and return the exit code."""
     asked, primary = servers(session), None
     findings = [*of_rights(await rights_of(session, next(iter(asked.values()))))]
     for where, ask in asked.items():

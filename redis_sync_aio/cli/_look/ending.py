@@ -20,7 +20,7 @@ from redis_sync_aio.jobs import forget as forget_mark
 from redis_sync_aio.jobs import slot_name
 from redis_sync_aio.types import ReadSide
 
-from .._session import DENIED, INTERRUPTED, USAGE, Failure, Session, Shared, execute
+from .._session import DENIED, INTERRUPTED, USAGE, Failure, Session
 from . import render
 from .looking import Name
 
@@ -51,10 +51,19 @@ class Choices(StrEnum):
 class Choice:
     """The options that say which holders are meant."""
 
-    token: str | None
-    host: str | None
-    pid: int | None
-    force: bool
+    token: Annotated[str | None, typer.Option(metavar="T", help="Only the lease of this token or identity.")] = None
+    host: Annotated[str | None, typer.Option(metavar="H", help="Only leases of this machine.")] = None
+    pid: Annotated[int | None, typer.Option(metavar="P", help="Only of this process; with --host.")] = None
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="End the lease of any holder, also of another program, without comparing it."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if (self.token is not None) + (self.host is not None) + self.force > 1:
+            raise Failure("use one of --token, --host and --force", USAGE)
+        if self.pid is not None and self.host is None:
+            raise Failure("--pid needs --host: numbers of processes are those of one machine", USAGE)
 
     def means(self, holder: HolderView) -> bool:
         """Return whether this holder is meant."""
@@ -64,42 +73,26 @@ class Choice:
             return holder.host == self.host and self.pid in (None, holder.pid)
         return True
 
-    def check(self) -> None:
-        """Raise Failure for options that make no sense together."""
-        if (self.token is not None) + (self.host is not None) + self.force > 1:
-            raise Failure("use one of --token, --host and --force", USAGE)
-        if self.pid is not None and self.host is None:
-            raise Failure("--pid needs --host: numbers of processes are those of one machine", USAGE)
-
     @property
     def named(self) -> bool:
         """Whether any holder is named, or all are meant."""
         return self.token is not None or self.host is not None or self.force
 
 
-def release(
-    shared: Shared,
+async def release(
+    session: Session,
     name: Name,
-    token: Annotated[str | None, typer.Option(metavar="T", help="Only the lease of this token or identity.")] = None,
-    host: Annotated[str | None, typer.Option(metavar="H", help="Only leases of this machine.")] = None,
-    pid: Annotated[int | None, typer.Option(metavar="P", help="Only of this process; with --host.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="End the lease of any holder, also of another program, "
-        "without comparing it.")] = False,
-    kind: Annotated[Choices | None, typer.Option(metavar="KIND",
-        help="lock, semaphore or read_write, if several have the name.")] = None,
+    choice: Choice,
+    kind: Annotated[
+        Choices | None, typer.Option(metavar="KIND", help="lock, semaphore or read_write, if several have the name.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> None:  # fmt: skip
+) -> int:
     """Release what is held under a name, and hand it to the next waiter.
 
     Says what will happen and asks first. The lease is compared and ended in one step on the server: if somebody else
     holds it by then, nothing is changed (except with --force). Fences go on rising.
     """
-    choice = Choice(token, host, pid, force)
-    execute(shared, lambda session: release_name(session, name, kind, choice, yes), check=choice.check)
-
-
-async def release_name(session: Session, name: str, kind: Choices | None, choice: Choice, yes: bool) -> int:
-    """Find the holders that are meant, ask, and end their leases."""
     found = await inspect(session.client, escape(name), shown=MOST, prefix=session.prefix)
     asked = [it for it in found if kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
     views = [it for it in asked if it.holders and it.kind not in NEVER_HELD]
@@ -231,22 +224,18 @@ def report(session: Session, name: str, what: str, ended: object, said: str) -> 
     return 0 if ended else NOTHING
 
 
-def forget(
-    shared: Shared,
+async def forget(
+    session: Session,
     name: Name,
     slot: Annotated[str, typer.Option(metavar="S", help="The slot, if it is not part of NAME.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> None:
+) -> int:
     """Forget what became of a job or a request, so that its next call runs.
 
     NAME is a name of `once` or `once_per`, or a key of `idempotent`; ls --all lists them. Says what will happen and
     asks first. A run that is in progress is not ended, and is remembered when it ends.
     """
-    execute(shared, lambda session: forget_name(session, slot_name(name, slot), yes))
-
-
-async def forget_name(session: Session, name: str, yes: bool) -> int:
-    """Find the mark, ask, and delete it."""
+    name = slot_name(name, slot)
     found = await inspect(session.client, escape(name), shown=1, idle=True, prefix=session.prefix)
     mark = next((view.mark for view in found if view.mark is not None), None)
     if mark is None:

@@ -16,7 +16,7 @@ from redis_sync_aio import SyncError
 from redis_sync_aio._inspection.views import check
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
 
-from .._session import Session, Shared, complain, execute, not_empty
+from .._session import Session, complain, not_empty
 from . import render
 
 
@@ -38,22 +38,17 @@ SHOW_EXITS = {0: "it is held, waited for, or remembered", 1: "the server knows n
 WATCH_EXITS = {0: "whatever reads the output has closed it"}
 
 
-def ls(
-    shared: Shared,
+async def ls(
+    session: Session,
     pattern: Pattern = "*",
     idle: Annotated[bool, typer.Option("--all", "-a", help="Also names that nobody holds or waits for now.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="List N names at most.")] = 1000,
-) -> None:
+) -> int:
     """List what is held or waited for: locks, semaphores, read/write locks, events, latches and barriers.
 
     In a pipe: tab-separated name, kind, holder, seconds held, seconds left, waiters, longest wait, problems. Only
     reads are sent to the server.
     """
-    execute(shared, lambda session: list_names(session, pattern, limit, idle))
-
-
-async def list_names(session: Session, pattern: str, limit: int, idle: bool) -> int:
-    """Print the names that match."""
     found = await inspect(session.client, pattern, limit=limit + 1, shown=10, idle=idle, prefix=session.prefix)
     views, more = found[:limit], len(found) > limit
     value = {"names": [asdict(view) for view in views], "more": more}
@@ -61,22 +56,17 @@ async def list_names(session: Session, pattern: str, limit: int, idle: bool) -> 
     return 0
 
 
-def show(
-    shared: Shared,
+async def show(
+    session: Session,
     name: Name,
     shown: Annotated[
         int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show N holders and N waiters at most.")
     ] = 100,
-) -> None:
+) -> int:
     """Show the holders of a name, its waiters and since when they wait, and what looks wrong.
 
     Only reads are sent to the server.
     """
-    execute(shared, lambda session: show_name(session, name, shown))
-
-
-async def show_name(session: Session, name: str, shown: int) -> int:
-    """Print what stands under a name."""
     views = await inspect(session.client, escape(name), shown=shown, idle=True, prefix=session.prefix)
     value = {"names": [asdict(view) for view in views]}
     session.output.show(value, lambda console: render.print_name(console, name, views))
@@ -197,32 +187,27 @@ MOST = 100_000
 Interval = Annotated[float, typer.Option("--interval", "-i", min=0.05, metavar="S", help="Seconds between two looks.")]
 
 
-def watch(
-    shared: Shared,
+async def watch(
+    session: Session,
     name: Annotated[
         str,
         typer.Argument(help="A name, or a pattern as in KEYS: 'orders:*'.", show_default=False, callback=finished),
     ] = "*",
     interval: Interval = 0.5,
-) -> None:
+) -> int:
     """Print a line for each change: granted, released, expired, waits, left (gave up, or was served and is done).
 
     It looks every --interval seconds, so what comes and goes between two looks is not seen. The first look tells of
     what is held and waited for already, as granted and waits. Only reads are sent to the server. With --json each line
     is a JSON document. While the server does not answer, it says so once and tries again. End it with Ctrl-C.
     """
-    execute(shared, lambda session: follow(session, name, interval))
-
-
-async def follow(session: Session, pattern: str, interval: float) -> int:
-    """Print changes; report errors after the first look once, and go on."""
     loop = asyncio.get_running_loop()
     before, looked = keyed(()), loop.time()
     looked_once = failing = False
     while True:
         started = loop.time()
         try:
-            now = keyed(await inspect(session.client, pattern, limit=MOST, prefix=session.prefix))
+            now = keyed(await inspect(session.client, name, limit=MOST, prefix=session.prefix))
         except SyncError as error:
             if not looked_once:
                 raise

@@ -23,7 +23,7 @@ from rich.text import Text
 from redis_sync_aio import SyncError
 from redis_sync_aio.inspection import NameView, inspect
 
-from .._session import USAGE, Failure, Session, Shared, counted, execute
+from .._session import USAGE, Failure, Session, counted
 from . import render
 from .looking import Interval, Key, Pattern, Rates, changes, keyed
 
@@ -173,12 +173,12 @@ TERMINATED = 128 + signal.SIGTERM
 EXITS = {0: "ended by q, or whatever reads the output has closed it", TERMINATED: "ended by SIGTERM"}
 
 
-def top(
-    shared: Shared,
+async def top(
+    session: Session,
     pattern: Pattern = "*",
     interval: Interval = 1.0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Look at N names at most.")] = 1000,
-) -> None:
+) -> int:
     """Show names live, by contention: holders, waiters, times, and how often names are granted.
 
     All of it is sampled: it looks every --interval seconds, and what comes and goes between two looks is not seen, so
@@ -186,11 +186,6 @@ def top(
     between. Keys: s sort, / filter, arrows or j and k choose, Enter open, Esc back, q quit. With --json: a line for
     each look.
     """
-    execute(shared, lambda session: run_top(session, pattern, interval, limit))
-
-
-async def run_top(session: Session, pattern: str, interval: float, limit: int) -> int:
-    """Look and draw until q is pressed."""
     screen = TopScreen(session.address.shown, interval)
     if session.output.as_json:
         await sample(session, screen, pattern, limit, interval, lambda: print_sample(session, screen))
