@@ -427,10 +427,11 @@ EXITS = {
 
 
 def demo(
-    plan: Plan,
+    *,
     url: Annotated[
         str | None, typer.Option(help="Use this server (redis://, rediss://, unix://), not a private one.")
     ] = None,
+    plan: Plan,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Sell a stock from several processes, kill one that holds a lock, and check the books.
