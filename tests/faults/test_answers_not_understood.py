@@ -29,7 +29,6 @@ from ..support.proxy import ERROR, Action, script
 from ..support.wired import Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 NONSENSE = Action(reply=lambda it: it.rewrite(lambda _: b"*1\r\n$1\r\nx\r\n"))
 """The server does what it is asked, and its answer becomes a list that says nothing."""
 

@@ -21,8 +21,6 @@ from ..support.timed import failures
 from ..support.wired import RELEASE, RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 @pytest_asyncio.fixture
 async def limited(redis: Redis) -> AsyncIterator[dict[str, str]]:

@@ -18,7 +18,6 @@ from ..support.wire_sweep import ANSWERS, PUSHES, WIRE
 from ..support.wired import BREAK, JOIN, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 FAULTS = WIRE | ANSWERS
 
 

@@ -20,7 +20,6 @@ from ..support.inside import load
 from ..support.proxy import CUT_AFTER, ERROR, FaultProxy, script
 from ..support.views import tokens
 
-pytestmark = pytest.mark.timing
 NAME = "{fall}:1"
 LOCKS: dict[str, Callable[[Coordinator], AsyncLock | AsyncReentrantLock | AsyncMultiLock]] = {
     "lock": lambda sync: AsyncLock(sync, NAME),

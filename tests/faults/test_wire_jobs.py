@@ -39,8 +39,6 @@ from ..support.wire_sweep import WIRE, Arm, Case, Operation, sweep
 from ..support.wired import MARK, MODES, RETRY_FOR, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 def movable(lock: Exclusive) -> AsyncLock | AsyncSemaphore:
     assert not isinstance(lock, AsyncRobustLock)

@@ -34,8 +34,6 @@ from ..support.wired import (
 )
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 async def gap(w: Wired) -> None:
     """Lose the connection; there is no other until `refuse` is False again."""

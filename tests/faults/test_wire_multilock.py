@@ -20,7 +20,6 @@ from ..support.views import holder_of
 from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import RELEASE, SOON, Wired, quiet_loop, wired
 
-pytestmark = pytest.mark.timing
 __all__ = ["quiet_loop"]  # a fixture
 
 CASES: dict[str, tuple[str, str, int]] = {

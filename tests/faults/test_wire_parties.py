@@ -18,7 +18,6 @@ from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import ACQUIRE, COUNT_DOWN, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 COUNT = script(COUNT_DOWN.sha)
 FAULTS = WIRE | ANSWERS
 

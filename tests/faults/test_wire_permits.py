@@ -22,7 +22,6 @@ from ..support.wire_sweep import ANSWERS, LIMIT, SEVERAL, WIRE, Arm, Case, Opera
 from ..support.wired import ACQUIRE, RELEASE, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 RESIZE = script(load("permits/resize").sha)
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 

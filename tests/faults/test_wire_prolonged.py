@@ -17,7 +17,6 @@ from ..support.proxy import HOLD_REPLY, SWALLOW_REPLY
 from ..support.wired import RENEW, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 kinds = pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK, SHARED_SEMAPHORE], ids=str)
 PATIENT: dict[str, Any] = {"response_timeout": 5, "client": {"socket_timeout": 5}}

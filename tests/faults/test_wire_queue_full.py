@@ -14,8 +14,6 @@ from ..support.wire_sweep import ANSWERS, WIRE, Arm, Case, sweep
 from ..support.wired import ACQUIRE, SOON, Wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 async def refused(w: Wired, arm: Arm) -> int:
     """Ask for what is held, and waited for by as many as may wait."""

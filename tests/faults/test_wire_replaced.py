@@ -17,8 +17,6 @@ from ..support.proxy import CUT_BEFORE, HOLD, HOLD_REPLY, command
 from ..support.wired import SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 async def reconnected(w: Wired) -> None:
     opened = w.sync.connections

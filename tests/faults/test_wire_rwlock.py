@@ -21,7 +21,6 @@ from ..support.wire_sweep import ANSWERS, SEVERAL, WIRE, Arm, Case, Operation, s
 from ..support.wired import Wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 DOWNGRADE = script(load(SCRIPT).sha)
 
 

@@ -24,7 +24,6 @@ from ..support.sharing import in_line
 from ..support.wired import RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 kinds = pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK, SHARED_SEMAPHORE], ids=str)
 
@@ -93,6 +92,8 @@ async def test_refused_it_is_renewed_all_the_same(server: EmbeddedServer, kind: 
         await lease.release()
 
 
+@pytest.mark.real
+@pytest.mark.timing
 async def test_no_body_begins_with_what_is_over(sync: Coordinator) -> None:
     """The loop stood still between the grant and the task that waited for it."""
     lock = AsyncLock(sync, "stalled", ttl=0.1, auto_renew=False, share=True)

@@ -24,7 +24,6 @@ from ..support.timed import assert_within, timed
 from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 # -- deadlines ---------------------------------------------------------------------------------------------
 
 

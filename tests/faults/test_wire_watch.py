@@ -34,7 +34,6 @@ from ..support.wire_sweep import (
 from ..support.wired import Wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 OPERATIONS = (acquire_free, acquire_contended, release, release_to_waiter, renew, extend)
 REFUSED = {name: action for name, action in ANSWERS.items() if name != "NOSCRIPT"}
 kinds = pytest.mark.parametrize("kind", WATCHED, ids=str)
