@@ -227,8 +227,8 @@ class Lock(RedisLock):
     async def _request(
         self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
     ) -> Grant | None:
-        resource = hub_of(self.redis).resource(self._keys)
-        request = _request(self._ttl_ms(), auto_renew=False, token=token, wait=wait, look_every=LOOK_EVERY)
+        resource, ttl_ms = hub_of(self.redis).resource(self._keys), self._ttl_ms()
+        request = _request(ttl_ms, auto_renew=False, identity=token, joins=False, wait=wait, look_every=LOOK_EVERY)
         with redis_errors():
             lease = await acquire(resource, request, timeout)
         if lease is None:

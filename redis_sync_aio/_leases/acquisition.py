@@ -6,7 +6,7 @@ event loop. The task itself only awaits a future, so it is woken once, whatever 
 Clean-up (P5): a request ends early when its task is cancelled, its coroutine is closed or its time is up. A release of
 token *and* ticket then follows it on the same connection and undoes it, and a grant that came meanwhile is given back.
 
-An identity is a token that may be in use elsewhere, so its request is undone only after the answer "newly granted".
+An identity is a token that may be in use elsewhere: see `IdentityAcquisition`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Request:
     auto_renew: bool
     max_hold: float | None = None
     identity: bytes | None = None
-    token: bytes | None = None  # the caller's own; not to be shared as an identity is
+    joins: bool = True  # whether it joins a grant that the identity has already
     wait: bool = True
     weight: int = 0  # the weight of permits; 0 for a lock
     limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
@@ -74,18 +74,15 @@ class Request:
     label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
     refused: Callable[[Answer, int], SyncError] = never_refused  # makes the error for an outcome from MISMATCH on
 
-    reusable: bool = field(init=False)
-    """Whether what the token holds may be in use elsewhere, before or after this request."""
     more: tuple[Argument, ...] = field(init=False)
-    """Its last arguments in the queue: weight, limit and option of permits; whether the token of a lock is reusable."""
+    """Its last arguments in the queue: weight, limit and option of permits; whether a lock has an identity."""
     first: tuple[Argument, ...] = field(init=False)
     """Its last arguments until it has a place in the queue."""
     plain: bool = field(init=False)
     """Whether its lease is renewed without limit, and weighs nothing or one."""
 
     def __post_init__(self) -> None:
-        self.reusable = self.identity is not None or self.token is not None
-        self.more = (self.weight, self.limit, self.option) if self.weight else (int(self.reusable),)
+        self.more = (self.weight, self.limit, self.option) if self.weight else (int(self.identity is not None),)
         self.first = self.more + self.unqueued
         self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
 
@@ -204,14 +201,12 @@ class Acquisition:
         self._placed, self._place = False, 0
         own = SHARED_TOKEN if request.shared else b"%b%d"
         made = own % (endpoint.token_prefix, self.number)
-        self.token: bytes = request.identity or request.token or request.label + made
+        self.token: bytes = request.identity or request.label + made
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
             self._member = ticket_member(endpoint.inbox, self.number, claim_ms, self.token, request.weight or 1)
         self._resource.add(self)
-        if request.identity is not None:
-            self._resource.by_identity().add(self)
 
     # -- the request -----------------------------------------------------------------------------------
 
@@ -220,8 +215,6 @@ class Acquisition:
         hub, request = self._resource.hub, self._request
         self.sent = now()
         self.begun = self.begun or self.sent
-        if request.identity is not None and self._resource.by_identity().defer(self):
-            return
         self.call = hub.commands.acquire(
             self._resource.keys,
             self.token,
@@ -243,9 +236,7 @@ class Acquisition:
         self.call = None
         if call.attempts > 1:
             self._replayed = True
-        if self.withdrawn:
-            self._undo_answered(call)
-        elif call.error is not None:
+        if call.error is not None:
             self._fail(call.error, call)
         elif type(call.reply) is int:  # the fence: the whole ttl was granted immediately
             self._granted(call.reply, call.sent, self._request.ttl_ms / 1000 or inf)
@@ -253,24 +244,20 @@ class Acquisition:
             self._decided(read_acquire(call.reply), call)
 
     def _decided(self, answer: Answer, call: Call) -> None:
-        request = self._request
-        ours = request.token is None or call.ambiguous
+        request, fence = self._request, answer.number
         if answer.outcome is Outcome.GRANTED:
-            self._granted(answer.number, call.sent, inf if answer.left is None else answer.left, True, answer.previous)
-        elif answer.outcome is Outcome.OWN and ours:
+            self._granted(fence, call.sent, inf if answer.left is None else answer.left, False, answer.previous)
+        elif answer.outcome is Outcome.OWN:
             self.unheard = True
-            # Another request of the same identity may live on this grant.
-            new = request.identity is None or answer.number == self._pushed_fence
             left = inf if answer.left is None else answer.left
-            self._granted(answer.number, call.sent, left, new, answer.previous)
+            self._granted(fence, call.sent, left, self._joins(fence), answer.previous)
             if self._lease is not None and request.weight:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
             self._clock_offset = call.sent - answer.server_time
             lost = self._placed and answer.number == 1
-            if not (self._placed or request.reusable):
-                queued = Queued(self._resource.keys, self.token)
-                self._resource.hub.queued_tickets.add(self.number, queued)
+            if not self._placed:
+                self._remember_ticket()
             self._queued = self._placed = True
             self._place = self._place or round(answer.server_time * 1e6)
             self._late_since = None
@@ -286,26 +273,32 @@ class Acquisition:
             self._leave()
             finish(self.taker, None, None)
 
+    def _joins(self, fence: int) -> bool:
+        """Return True if another request may have been granted ``fence``, which the token had before the answer."""
+        return False
+
+    def _remember_ticket(self) -> None:
+        """Note the ticket, so that a late grant to it is given back."""
+        self._resource.hub.queued_tickets.add(self.number, Queued(self._resource.keys, self.token))
+
     def recheck(self) -> None:
         """Ask again what became of the request: the connection was replaced."""
         # It may be another server now, with another clock: a push counts from the answer to this request on.
         self._clock_offset = None
-        if self.call is None and not self.withdrawn:
+        if self.call is None:
             self.ask()
 
     def place_lost(self) -> None:
         """Ask for another place in the queue, which was lost."""
-        if self._placed and self.call is None and not self.withdrawn:
+        if self._placed and self.call is None:
             self._placed = False
             self.ask()
 
     def reroute(self) -> None:
         """Queue again: the way to the server changed, and with it how a grant reaches us."""
-        if self.withdrawn:
-            return
         executed = self._queued or (self.call is not None and self.call.attempts > 0)
         self._drop_call()
-        if executed and not self._request.reusable:  # perhaps: its answer may have been lost with the connection
+        if executed:  # perhaps: its answer may have been lost with the connection
             self._undo_all()
         self._again()
 
@@ -320,10 +313,6 @@ class Acquisition:
 
     def pushed(self, push: Pushed) -> None:
         """Take a push: the grant, or news of the present holder."""
-        if self.withdrawn:
-            if push.fence > 0:
-                self._decline(push.fence)
-            return
         if self._clock_offset is None:
             return  # the answer to the request was lost with its connection, and the request is being repeated
         # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
@@ -336,7 +325,7 @@ class Acquisition:
             self._drop_call()
             self.contended |= push.contended
             if granted <= now():
-                self._granted(push.fence, granted, push.duration or inf, True, push.previous)
+                self._granted(push.fence, granted, push.duration or inf, False, push.previous)
             else:  # The server's clock was set ahead meanwhile: only what is left of the grant is known.
                 self._pushed_fence = push.fence
                 self.recheck()
@@ -352,24 +341,20 @@ class Acquisition:
             self.call.forget()
             self.call = None
 
-    def _granted(self, fence: int, since: float, duration: float, new: bool = True, previous: int = 0) -> None:
+    def _granted(self, fence: int, since: float, duration: float, joined: bool = False, previous: int = 0) -> None:
         """Take a grant, which began at ``since`` (local clock, or earlier) and lasts ``duration`` seconds.
 
+        ``joined``: another request may have been granted it, for another time than this one asked for.
         ``previous``: the fence of the writer before this one; 0: none is known, or this is no writer.
-        An identity may have it for another time than it asked for: it joins what another request was granted.
         """
         request, resource = self._request, self._resource
-        if request.identity is not None and resource.by_identity().is_gone(self.token):
-            self.ask()  # behind that release
-            return
         deadline, least = since + duration, 0.0
-        claimed = request.auto_renew and duration < request.ttl_ms / 1000
-        if claimed and not request.reusable:
+        claimed = request.auto_renew and duration < request.ttl_ms / 1000 and not joined
+        if claimed:
             least = min(request.ttl_ms, resource.hub.claim_ms) / 1000 / LEAST_PART
         if deadline <= now() + least and request.grant_type.protects:
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
-            if not request.reusable:
-                self._undo_all()
+            self._undo_all()
             if self._too_late():
                 self._leave()
                 if not self.taker.done():
@@ -387,11 +372,11 @@ class Acquisition:
             lease.previous_fence = previous
         if self._queued:
             lease.queued = True
-        if self._replayed and not request.reusable:  # a token that is used again must not be marked as spent
+        if self._replayed:
             lease.replayed = True
-        if request.identity is not None:
-            lease.joined = not resource.by_identity().inherits(self) and not new
-        if claimed and not lease.joined:
+        if joined:
+            lease.joined = True
+        if claimed:
             resource.hub.manager.renewals.renew_claim_soon(lease)
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self.taker.done():
@@ -413,10 +398,7 @@ class Acquisition:
         if self._queued or (call.attempts and not decided):
             # Also when it was refused: an earlier copy may have been executed, or an earlier request have queued
             # us, or a script stopped half-way.
-            if self._request.reusable:
-                self._resource.undo(b"", self._member)
-            else:
-                self._undo_all()
+            self._undo_all()
         finish(self.taker, None, error)
 
     def _time_out(self) -> None:
@@ -461,50 +443,13 @@ class Acquisition:
     def undo(self) -> None:
         """End the request on the server; the taker has ended, or is ended next."""
         call = self.call
-        if not self._request.reusable:
-            self._leave()
-            self._drop_call()
-            if call is None or call.attempts or self._queued:  # else it was never sent
-                self._undo_all()
-            return
-        # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
-        # answer is here the ticket stays known, so that a grant in flight to it is given back.
-        self.withdrawn = True
-        self._stop_timer()
-        if call is None:
-            self._withdraw_ticket()
+        self._leave()
+        self._drop_call()
+        if call is None or call.attempts or self._queued:  # else it was never sent
+            self._undo_all()
 
     def _undo_all(self) -> None:
         self._resource.undo(self.token, self._member, pending=True)
-
-    def _undo_answered(self, call: Call) -> None:
-        if call.error is not None:
-            self._withdraw_ticket()
-        elif type(call.reply) is int:
-            self._decline(call.reply)
-        else:
-            answer = read_acquire(call.reply)
-            if answer.outcome is Outcome.GRANTED or answer.number == self._pushed_fence != 0:
-                self._decline(answer.number)
-            else:
-                self._withdraw_ticket()
-        if self._resource.identities is not None:
-            self._resource.identities.settle(self.token)
-
-    def _decline(self, fence: int) -> None:
-        """Give back a grant to a request that was given up."""
-        if self._request.identity is not None and self._resource.by_identity().pass_on(self.token, fence):
-            self._withdraw_ticket()
-        else:
-            self._resource.undo(self.token, self._member)
-            self._resource.remove(self.number)
-
-    def _withdraw_ticket(self) -> None:
-        resource, number = self._resource, self.number
-        if self._member:
-            resource.undo(b"", self._member, done=lambda _: resource.remove(number))
-        else:
-            resource.remove(number)
 
     def _leave(self) -> None:
         if self._timer is not None:
@@ -517,7 +462,102 @@ class Acquisition:
             self._timer = None
 
 
-# -- A request that takes up a lease which another process has detached, on the acquire path -------------------
+# -- Requests by identities, and requests for leases that another process has detached, on the acquire path ----
+
+
+class IdentityAcquisition(Acquisition):
+    """An acquisition by an identity, a token that may be in use elsewhere.
+
+    Only what is known to be new is undone, so a request in flight is undone after its answer. Until then its ticket
+    stays known, so that a grant to it is given back. See `IdentityRequests` for the other requests of the identity.
+    """
+
+    def __init__(
+        self, resource: Resource, request: Request, taker: FutureLike[Grant | None], within: float | None = None
+    ) -> None:
+        super().__init__(resource, request, taker, within)
+        self._namesakes = resource.by_identity()
+        self._namesakes.requests.add(self.token, self)
+
+    def ask(self) -> None:
+        """Send the request unless it was given up: asking again would queue it behind its undo."""
+        if not self.withdrawn:
+            super().ask()
+
+    def answered(self, call: Call) -> None:
+        """Take the answer to the request, or undo the request if it was given up."""
+        if not self.withdrawn:
+            super().answered(call)
+            return
+        self.call = None
+        fence = 0
+        if call.error is None and type(call.reply) is int:
+            fence = call.reply
+        elif call.error is None:
+            answer = read_acquire(call.reply)
+            own = answer.outcome is Outcome.OWN
+            if answer.outcome is Outcome.GRANTED or (own and answer.number == self._pushed_fence):
+                fence = answer.number
+        self._undo_answered(fence)
+
+    def _undo_answered(self, fence: int) -> None:
+        """Give back the new grant ``fence``; 0: withdraw the ticket."""
+        if not fence and self._member:
+            self._resource.undo(b"", self._member, done=lambda _: self._leave())
+            return
+        if fence and not self._namesakes.take_over(self.token, fence):
+            self._namesakes.undo(self.token, self._member)
+        self._leave()
+
+    def _decided(self, answer: Answer, call: Call) -> None:
+        if answer.outcome is Outcome.OWN and not (self._request.joins or call.ambiguous):
+            answer = answer._replace(outcome=Outcome.BUSY)
+        if answer.outcome >= Outcome.MISMATCH and self._namesakes.is_gone(self.token):
+            self.ask()  # behind the release of the grant for which it was refused
+        else:
+            super()._decided(answer, call)
+
+    def _joins(self, fence: int) -> bool:
+        return self._request.joins and fence != self._pushed_fence
+
+    def _remember_ticket(self) -> None:
+        """Ignore the ticket: a late grant to it may be in use elsewhere."""
+
+    def reroute(self) -> None:
+        """Queue again unless it was given up."""
+        if not self.withdrawn:
+            super().reroute()
+
+    def pushed(self, push: Pushed) -> None:
+        """Take a push; decline the grant if the request was given up."""
+        if not self.withdrawn:
+            super().pushed(push)
+        elif push.fence > 0:
+            self._undo_answered(push.fence)
+
+    def _granted(self, fence: int, since: float, duration: float, joined: bool = False, previous: int = 0) -> None:
+        if self._namesakes.is_gone(self.token):
+            self.ask()  # behind that release
+            return
+        self._replayed = False  # the token is used again, so it must not be marked as spent
+        super()._granted(fence, since, duration, joined, previous)
+        if self._lease is not None:
+            for other in self._namesakes.requests.of(self.token):
+                other.recheck()  # it has the grant, too, without a message of the server
+
+    def undo(self) -> None:
+        """Withdraw the request, and undo it once it is answered; the taker has ended, or is ended next."""
+        self.withdrawn = True
+        self._stop_timer()
+        if self.call is None:
+            self._undo_answered(0)
+
+    def _undo_all(self) -> None:
+        self._resource.undo(b"", self._member)
+
+    def _leave(self) -> None:
+        self._namesakes.requests.discard(self.token, self)
+        super()._leave()
 
 
 class Attachment(Acquisition):
@@ -548,12 +588,12 @@ class Attachment(Acquisition):
         else:
             super().task_cancelled(future)
 
-    def _granted(self, fence: int, since: float, duration: float, new: bool = True, previous: int = 0) -> None:
+    def _granted(self, fence: int, since: float, duration: float, joined: bool = False, previous: int = 0) -> None:
         if self.taker.done():  # cancelled, and its task has not run since
             self._leave()
             self._undo_all()
         else:
-            super()._granted(fence, since, duration, new, previous)
+            super()._granted(fence, since, duration, joined, previous)
 
     def _undo_all(self) -> None:
         resource = self._resource
@@ -569,10 +609,12 @@ async def acquire(
     is returned when it holds nothing.
     """
     future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
-    if replaced is None:
-        acquisition = Acquisition(resource, request, future, within)
+    if replaced is not None:
+        acquisition: Acquisition = Attachment(resource, request, future, replaced)
+    elif request.identity is not None:
+        acquisition = IdentityAcquisition(resource, request, future, within)
     else:
-        acquisition = Attachment(resource, request, future, replaced)
+        acquisition = Acquisition(resource, request, future, within)
     acquisition.ask()
     try:
         lease = await future

@@ -212,7 +212,7 @@ class Releases:
 
     def release(self, lease: Grant) -> None:
         """Send the release of ``lease``, and repeat it until it is answered or the lease has expired."""
-        time, pending, undoes = now(), lease.replayed, lease.terms.reusable
+        time, pending, undoes = now(), lease.replayed, lease.terms.identity is not None
         told = Delivery(time, min(lease.deadline, time + self._hub.retry_for), self._answered)
         keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
         call = self._hub.commands.release(
@@ -430,7 +430,7 @@ class GrantManager:
         """Let go of ``lease``, which is lost."""
         self.hub.forget_lease(lease)
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
-        if lease.reason != "closed" and not lease.terms.reusable and perhaps:
+        if lease.reason != "closed" and lease.terms.identity is None and perhaps:
             # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
 

@@ -81,8 +81,6 @@ class Resource:
         if acquisition is None:
             return
         del self.hub.acquisitions[number]
-        if self.identities is not None:
-            self.identities.remove(acquisition, number)
         if not self.acquisitions:
             self._healing.stop()
             if not self.leases:
@@ -175,15 +173,15 @@ class Resource:
         lease = request.grant_type(self.hub.manager, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
         if request.identity is not None:
-            self.by_identity().hold(lease)
+            lease.same_identity = self.by_identity()
+            lease.same_identity.leases.add(token, lease)
         self.hub.manager.keep(lease)
         return lease
 
     def decline(self, lease: Grant) -> None:
         """Give back a lease that is not needed, unless its identity held it before, or others of it take it over."""
-        if lease.joined or (
-            lease.identity is not None and self.by_identity().pass_on(lease.wire_token, lease.fence, lease)
-        ):
+        here = lease.same_identity
+        if lease.joined or (here is not None and here.take_over(lease.wire_token, lease.fence, lease)):
             self.drop(lease)
         else:
             lease.give_back()
@@ -240,8 +238,8 @@ class Resource:
         """Forget ``lease``."""
         self.leases.discard(lease)
         self.hub.manager.dismiss(lease)
-        if self.identities is not None:
-            self.identities.drop(lease)
+        if lease.same_identity is not None:
+            lease.same_identity.leases.discard(lease.wire_token, lease)
         self.forget_if_idle()
 
     def undo(

@@ -311,7 +311,7 @@ class Primitive(LeaseContext[L]):
         token = self._encode(identity, "identity")
         resource = self._known()
         here = None if resource is None else resource.identities
-        for lease in () if here is None else here.leases_of(token):
+        for lease in () if here is None else here.leases.of(token):
             await lease.release()
             return
         if not await self._release_token(token):
@@ -323,16 +323,10 @@ class Primitive(LeaseContext[L]):
         here = None if resource is None else resource.identities
         sent: list[Call] = []
 
-        def send(commands: Commands, delivery: Delivery) -> Call:
-            def answered(call: Call) -> None:
-                if here is not None:
-                    here.release_answered(token)
-                delivery.done(call)
-
-            told = Delivery(delivery.sent, delivery.expires, answered)
-            call = commands.release(self._keys, token, told, release_args=self._release_args, undoes=True)
+        def send(commands: Commands, told: Delivery) -> Call:
             if here is not None:
-                here.release_sent(token)
+                told = here.end_by(token, told)
+            call = commands.release(self._keys, token, told, release_args=self._release_args, undoes=True)
             sent.append(call)
             return call
 

@@ -7,6 +7,7 @@ from .._core.arguments import Name, Seconds
 from .._core.display import text
 from .._core.keys import READ_WRITE, Engine, PermitKeys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
+from .._engine.commands import Commands, Delivery
 from .._leases.acquisition import Request
 from .._leases.grant import Grant
 from .._leases.hold import OnLost
@@ -103,15 +104,14 @@ class WriteSide(Side[WriteLease]):
                 "downgrade() takes one of write()"
             )
         lease.become_reader()  # immediately, and in any case: from here on the caller must not write
-        resource = self._known()
-        here = None if resource is None else resource.identities
-        if here is not None:
-            here.release_sent(lease.wire_token, at_least=WRITER_WEIGHT)
-        manager = lease.manager.hub.manager
+        manager, here = lease.manager.hub.manager, lease.same_identity
+
+        def send(commands: Commands, told: Delivery) -> Call:
+            if here is not None:
+                told = here.end_by(lease.wire_token, told, at_least=WRITER_WEIGHT)
+            return commands.downgrade(self._keys, lease.wire_token, told)
 
         def answered(call: Call) -> SyncError | None:
-            if here is not None:
-                here.release_answered(lease.wire_token)
             if call.error is not None:
                 # On the server it may still be the writer's, and the renewals of the reader would keep that forever.
                 manager.releases.repeat_downgrade(lease)
@@ -121,9 +121,7 @@ class WriteSide(Side[WriteLease]):
                 return lease.loss()
             return None
 
-        await manager.ask(
-            lease, lambda commands, delivery: commands.downgrade(self._keys, lease.wire_token, delivery), answered
-        )
+        await manager.ask(lease, send, answered)
 
 
 class AsyncReadWriteLock(Face[ReadSide]):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from redis_sync_aio._leases import manager as releases
-from redis_sync_aio._leases.acquisition import Acquisition
+from redis_sync_aio._leases.acquisition import Acquisition, IdentityAcquisition
 from redis_sync_aio._leases.hold import Acquiring, CancelOnLoss
 from redis_sync_aio._leases.hub import LinkEvents
 from redis_sync_aio._leases.identities import IdentityRequests
@@ -57,20 +57,17 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a force_release is repeated": Mutant(CallQueue, "put_back", "if call.at_most_once and perhaps:", "if False:"),
     "our own grant is taken for somebody else's": Mutant(
-        Acquisition, "_decided", "answer.outcome is Outcome.OWN and", "False and"
+        Acquisition, "_decided", "answer.outcome is Outcome.OWN", "False"
     ),
     # P5 cancellation
     "nothing is undone": Mutant(Acquisition, "undo", "self._undo_all()"),
     "an identity's grant is not undone": Mutant(
-        Acquisition, "_decline", "self._resource.undo(self.token, self._member)", "pass"
+        IdentityAcquisition, "_undo_answered", "self._namesakes.undo(self.token, self._member)", "pass"
     ),
-    "who asks again does not ask behind the undoing": Mutant(
-        IdentityRequests, "defer", "it.withdrawn and it.call is not None", "False"
+    "a grant that is being undone is joined": Mutant(
+        IdentityAcquisition, "_granted", "self._namesakes.is_gone(self.token)", "False"
     ),
-    "what a namesake is about to join is undone": Mutant(
-        IdentityRequests, "pass_on", "not self._in_flight(token)", "True"
-    ),
-    "what no namesake got is kept": Mutant(IdentityRequests, "settle", 'self._resource.undo(identity, b"")', "pass"),
+    "what a namesake has joined is undone": Mutant(IdentityRequests, "take_over", "lease.fence == fence", "False"),
     "a ticket stays when its time is up": Mutant(Acquisition, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
         Acquisition, "task_cancelled", "self._resource.decline(self._lease)", "pass"

@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, CommandRefused, Coordinator, Lease, LeaseLost, Unreachable
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncRobustLock,
+    CommandRefused,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    Unreachable,
+)
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe
@@ -212,6 +221,23 @@ async def check_a_cancelled_request_takes_nothing_from_its_namesakes(sim: Sim) -
                 assert await AsyncLock(sim.other, "l").try_acquire() is None
                 await second.result().release()
             await sim.check_free()
+
+
+async def check_a_grant_that_a_namesake_has_joined_stays(sim: Sim) -> None:
+    """Its own request is cancelled while it adopts the record, and the other lease is there by then."""
+    async with sim.coordinators():
+        lock = AsyncRobustLock(sim.sync, "l")
+        assert not await lock.locked()
+        first, second = (asyncio.create_task(lock.acquire(identity="me")) for _ in range(2))
+        sim.on("robust/adopt", partial(soon, first.cancel))
+        await asyncio.wait([first])
+        assert first.cancelled()
+        lease = await second
+        await asyncio.sleep(0.1)
+        lease.check()
+        assert await AsyncRobustLock(sim.other, "l").try_acquire() is None
+        await lease.release()
+        await sim.check_free()
 
 
 async def check_a_wait_that_is_over_leaves_nothing(sim: Sim) -> None:

@@ -26,7 +26,7 @@ LEASE = 3600.0
 """Longer than any schedule: what is left behind stays, and no lease ends by itself."""
 SCRIPTS = (
     *("lock/acquire", "lock/release", "lock/renew", "lock/force_release", "lock/acquire_all"),
-    *("permits/acquire", "permits/release", "permits/renew", "link/read"),
+    *("permits/acquire", "permits/release", "permits/renew", "robust/adopt", "link/read"),
 )
 KINDS = {load(name).sha: name for name in SCRIPTS}
 
