@@ -63,7 +63,7 @@ class Coordinator:
             ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)). It ends with a
             colon, as in "app1:". Names in messages and events stay as they are.
         push: "auto" (default): wake-ups are pushed; where the server or the user does not allow that, waiters poll and
-            a warning is logged. "always": raise PushUnavailable instead. "never": poll, through the pool of the client.
+            a warning is logged. "always": raise PushUnavailable instead. "never": poll.
         label: A text for people: what this process is called by `inspect`, ``redis-sync-aio show`` and the
             AcquireTimeout of others, unless an acquisition has a label of its own. At most 512 bytes. None: "host:pid".
         claim: How long a lock that is handed to a waiter is granted at first, 0.01 to ten years. Its first renewal,
@@ -240,13 +240,13 @@ class Coordinator:
     def connections(self) -> int:
         """The number of connections that were opened so far, those after a loss included. 0 before the first use."""
         hub = self._binding.started
-        return 0 if hub is None else hub.executor.connections
+        return 0 if hub is None else hub.link.connections
 
     @property
     def connection_error(self) -> Exception | None:
         """The reason why Redis cannot be reached at the moment. None: it can, or that is not known yet."""
         hub = self._binding.started
-        return None if hub is None else hub.executor.connection_error
+        return None if hub is None else hub.link.connection_error
 
     def statistics(self) -> tuple[NameView, ...]:
         """Return what this process holds and waits for, since when, and in which tasks; sorted by name. Asks no server.

@@ -205,20 +205,6 @@ class CheckedOut:
         elif not isinstance(executed, redis.exceptions.ExecAbortError):
             self.in_step = False  # the MULTI is still open
 
-    async def prove(self) -> None:
-        """Find out, once for each connection, whether the user may use MULTI and EXEC; raise the server's refusal.
-
-        If only MULTI were refused, the commands behind it would be executed immediately. Each connection is asked, as
-        another one may lead to another server with other rules.
-        """
-        if self.executes:
-            return
-        replies = await self.exchange([MULTI, EXEC], raw=range(2))
-        self.check_executes(*replies)
-        for reply in replies:
-            if isinstance(reply, redis.exceptions.ResponseError):
-                raise reply
-
     async def give_back(self, *, drop: bool = False) -> None:
         """Give the connection back to the pool; close it when its state is not certain, or with ``drop``.
 

@@ -13,6 +13,7 @@ limit is never changed. All that the pool does for them is to close them when th
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import sys
@@ -30,7 +31,7 @@ from redis.backoff import NoBackoff
 
 from .._core.cancellation import heeded, wait_shielded
 from .._core.version import __version__
-from .replies import Reply, Words
+from .replies import Reply, Words, pack_reply, unpack
 
 # -- Connections in a forked child: they belong to the parent, and the child must neither use nor close them ---
 
@@ -76,10 +77,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 T = TypeVar("T")
-
-
-class NotAdoptable(Exception):
-    """The client's connections are not asyncio streams that could be taken over."""
 
 
 def hang_up(transport: asyncio.BaseTransport) -> None:
@@ -223,15 +220,6 @@ def stream(connection: Any) -> object | None:
     return cast("object | None", connection._writer)
 
 
-def dead_end_pool(client: Redis) -> None:
-    """Apply `dead_end` to all connections of a client's pool."""
-    pool: Any = client.connection_pool
-    for connection in (*getattr(pool, "_available_connections", ()), *getattr(pool, "_in_use_connections", ())):
-        writer = getattr(connection, "_writer", None)
-        if _streams(writer):
-            dead_end(writer.transport)
-
-
 ClosedWithPool: TypeAlias = "ConnectionPool | CloseObserver | AdoptedConnection"
 """An object that is closed together with a pool of the caller, by its ``disconnect``."""
 
@@ -289,16 +277,70 @@ class CloseObserver:
         self._closed_with_pool.discard(self)
 
 
-async def drop_idle(client: Redis) -> None:
-    """Close the idle connections of a client's pool, without waiting for a server that may not answer."""
-    idle: list[Any] = list(getattr(client.connection_pool, "_available_connections", ()))
-    for connection in idle:
-        await connection.disconnect(nowait=True)
-
-
 async def close_idle(client: Redis) -> None:
     """Close the idle connections of a client's pool."""
     await client.connection_pool.disconnect(inuse_connections=False)
+
+
+class StandInTransport(asyncio.Transport):
+    """The transport of a connection that is no stream of asyncio, such as that of fakeredis.
+
+    Its replies come as objects, one for each command. A task reads them while some are due.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__()
+        self._connection = connection
+        self._protocol: asyncio.BaseProtocol = asyncio.Protocol()
+        self._loop = asyncio.get_running_loop()
+        self._due = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._due += len(unpack(bytes(data)))
+        try:
+            write(self._connection, bytes(data))
+        except redis.exceptions.RedisError as error:
+            self._end(error)
+        if self._reading is None and not self._closing:
+            self._reading = asyncio.Task(self._read(), loop=self._loop, name="redis_sync_aio replies")
+
+    async def _read(self) -> None:
+        protocol = cast("asyncio.Protocol", self._protocol)
+        try:
+            while self._due:
+                try:
+                    reply = await self._connection.read_response(disable_decoding=True, timeout=math.inf)
+                except redis.exceptions.ResponseError as error:
+                    reply = error
+                protocol.data_received(pack_reply(reply))
+                self._due -= 1
+        except redis.exceptions.RedisError as error:
+            self._end(error)
+        finally:
+            self._reading = None
+            if self._due:  # a defect, or `asyncio.run`, which cancels all tasks at its end
+                self._end(None)
+
+    def abort(self) -> None:
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._closing:
+            self._closing = True
+            if self._reading is not None:
+                self._reading.cancel()
+            self._loop.call_soon(self._protocol.connection_lost, error)
 
 
 class AdoptedConnection:
@@ -307,11 +349,12 @@ class AdoptedConnection:
     def __init__(self, pool: Any, connection: Any) -> None:
         self._connection = connection
         reader, writer = connection._reader, connection._writer
-        if not _streams(writer):
-            raise NotAdoptable(f"{type(connection).__name__} does not use asyncio streams")
-        self.transport: asyncio.Transport = cast("asyncio.Transport", writer.transport)
+        self.no_stream: str = "" if _streams(writer) else f"{type(connection).__name__} does not use asyncio streams"
+        """The reason that it carries no pushes; empty if it is a stream of asyncio."""
+        transport = StandInTransport(connection) if self.no_stream else writer.transport
+        self.transport: asyncio.Transport = cast("asyncio.Transport", transport)
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
-        self.leftover: bytes = bytes(reader._buffer)
+        self.leftover: bytes = b"" if self.no_stream else bytes(reader._buffer)
         self.named: bool = bool(getattr(connection, "client_name", None)) or not _introduces(connection)
         """Whether the caller's client has given it a name, or wants it to have none."""
         self.leads_to: tuple[str | None, int | None] = (
@@ -332,6 +375,7 @@ class AdoptedConnection:
         finally:
             self.closed_by_client = True
             await self._connection.disconnect()
+            self.transport.abort()  # a stand-in has not noticed
 
     def take(self, protocol: asyncio.Protocol) -> None:
         """Let ``protocol`` receive what arrives from now on."""
@@ -401,7 +445,7 @@ def _is_not_ours(connection: Any) -> None:
 async def open_connection(client: Redis, response_timeout: float) -> AdoptedConnection:
     """Open one more connection of ``client``, outside its pool, with one attempt.
 
-    ``response_timeout``: the seconds that each answer may take meanwhile. Raise as `pooled` does, and NotAdoptable.
+    ``response_timeout``: the seconds that each answer may take meanwhile. Raise as `pooled` does.
     """
     pool: Any = client.connection_pool
     connection = _new_connection(pool, response_timeout)

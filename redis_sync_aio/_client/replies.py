@@ -43,6 +43,22 @@ def unpack(commands: bytes) -> list[Words]:
     return [tuple(words) for words in iter(reader.gets, False)]
 
 
+def pack_reply(reply: Reply) -> bytes:
+    """Return bytes that are read as ``reply``, which may be, or contain, an error as redis-py has read it."""
+    if reply is None:
+        return b"$-1\r\n"
+    if isinstance(reply, int):
+        return b":%d\r\n" % reply
+    if isinstance(reply, Exception):
+        return b"-%b\r\n" % str(error_answer(reply) or reply).replace("\r\n", " ").encode()
+    if isinstance(reply, (list, tuple, set)):
+        return b"*%d\r\n%b" % (len(reply), b"".join(map(pack_reply, reply)))
+    if isinstance(reply, dict):
+        return b"%%%d\r\n%b" % (len(reply), b"".join(pack_reply(part) for pair in reply.items() for part in pair))
+    word = reply if isinstance(reply, bytes) else str(reply).encode()
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
 # -- The meaning of error replies, as the server sends them and as redis-py raises them ------------------------
 
 

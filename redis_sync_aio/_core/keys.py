@@ -164,7 +164,10 @@ class Endpoint(NamedTuple):
 
         Each shard has one of its own. A message that is published at one shard is heard at all of them, so a grant
         would arrive once for each link, and not behind the answer to its request. Its time is by the shard's clock.
+        A process that polls gets no messages, so it has one endpoint for all shards.
         """
+        if not self.inbox:
+            return self
         mark = b"%b%02x" % (CLUSTER_MARK, shard)
         return Endpoint(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
 

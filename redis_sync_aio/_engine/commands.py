@@ -11,7 +11,8 @@ from .._core.keys import Keys, LockKeys, MarkKeys, PermitKeys
 from .._scripts import load
 from .._scripts.constants import CONTENDED, FREE_MS, Outcome, Renewed
 from .._transport.call import Call
-from .._transport.executor import Executor
+from .._transport.cluster_link import ClusterLink
+from .._transport.link import Link
 from ..errors import CommandRefused
 
 # -- Decoded replies of the scripts, and decoded messages of our inbox -----------------------------------------
@@ -99,12 +100,12 @@ class Delivery:
 class Commands:
     """Builds the calls. Each method sends one script and returns its call immediately."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+    def __init__(self, link: Link | ClusterLink) -> None:
+        self.link = link
 
     def _send(self, script: str, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
         call = Call(keys, load(script), words, delivery.sent, delivery.expires, delivery.done)
-        self.executor.send(call)
+        self.link.send(call)
         return call
 
     def acquire(
@@ -124,7 +125,7 @@ class Commands:
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
         call = Call(keys, load(keys.kind.acquire), words, delivery.sent, delivery.expires, delivery.done)
-        self.executor.send(call)
+        self.link.send(call)
         return call
 
     def acquire_all(
@@ -147,7 +148,7 @@ class Commands:
         words: tuple[Argument, ...] = (token, ttl_ms, replaced)
         call = Call(keys, load(f"{keys.family}/attach"), words, delivery.sent, delivery.expires, delivery.done)
         call.undoes = undoes
-        self.executor.send(call)
+        self.link.send(call)
         return call
 
     def release(
@@ -172,7 +173,7 @@ class Commands:
         call = Call(keys, load(keys.kind.release), words, delivery.sent, delivery.expires, delivery.done)
         call.context = about
         call.undoes = pending or undoes or ticket != b""
-        self.executor.send(call)
+        self.link.send(call)
         return call
 
     def renew(
@@ -195,14 +196,14 @@ class Commands:
         words: tuple[Argument, ...] = (token, ttl_ms, *size, *more)
         call = Call(keys, load(keys.kind.renew), words, delivery.sent, delivery.expires, delivery.done)
         call.refused = refused
-        self.executor.send(call)
+        self.link.send(call)
         return call
 
     def downgrade(self, keys: Keys, token: bytes, delivery: Delivery, *, undoes: bool = False) -> Call:
         """Turn the writer of ``token`` into a reader. ``undoes``: as `Call.undoes`."""
         call = Call(keys, load("permits/downgrade"), (token,), delivery.sent, delivery.expires, delivery.done)
         call.undoes = undoes
-        self.executor.send(call)
+        self.link.send(call)
         return call
 
     def adopt(self, keys: Keys, token: bytes, words: tuple[Argument, ...], delivery: Delivery) -> Call:
@@ -228,7 +229,7 @@ class Commands:
         """Take the lock away from its holder. Not repeated when its answer is lost."""
         call = Call(keys, load("lock/force_release"), (), delivery.sent, delivery.expires, delivery.done)
         call.at_most_once = True
-        self.executor.send(call)
+        self.link.send(call)
         return call
 
     def read(self, keys: Keys, commands: Iterable[Words], delivery: Delivery) -> Call:

@@ -34,7 +34,7 @@ from collections.abc import Callable
 
 from .._client.replies import ReplyError, Words
 from .._transport.call import Call
-from .._transport.executor import NOWHERE, Dialogue, LocalInbox
+from .._transport.dialogues import NOWHERE, Dialogue, LocalInbox
 from . import watch_lock as lock
 from . import watch_permits as permits
 from .watch_dialogue import Decide, attempt, read

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from .._client.replies import Argument, Reply, ReplyError, Words, error_code, unpack
 from .._core.display import text
 from .._scripts.constants import NOT_OURS, QUEUE_TTL_MS
-from .._transport.executor import CONFLICT, Dialogue, LocalInbox
+from .._transport.dialogues import CONFLICT, Dialogue, LocalInbox
 from .snapshot import LockSnapshot, Message, PermitSnapshot
 
 WINDOW = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .._client.replies import Reply, Words
 from .._scripts.constants import FOREVER_MS, POLLERS_TICKET, Outcome, Renewed
-from .._transport.executor import Dialogue
+from .._transport.dialogues import Dialogue
 from . import lock_rules as rules
 from .snapshot import LockSnapshot, Message, Ticket
 from .watch_dialogue import (

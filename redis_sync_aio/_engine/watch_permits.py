@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .._client.replies import Reply, Words
 from .._scripts.constants import FREE_MS, HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
-from .._transport.executor import Dialogue
+from .._transport.dialogues import Dialogue
 from . import permit_rules as rules
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
 from .watch_dialogue import (

@@ -107,8 +107,7 @@ def cause_of(lease: Grant, reason: LossReason) -> Cause:
     if stalled < period / 4:  # too short to prevent a renewal, which is due after a third of the period
         stalled = 0.0
     if time < lease.ends_by() and (
-        (reason == "expired" and stalled)
-        or (reason == "unreachable" and hub.executor.answering(lease.keys, stalled > 0))
+        (reason == "expired" and stalled) or (reason == "unreachable" and hub.link.answering(lease.keys, stalled > 0))
     ):
         reason = "late"
     return Cause(reason, held_for, stalled, time_is_up=True, claim=lease.claim or member.claim)

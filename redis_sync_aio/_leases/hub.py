@@ -1,7 +1,7 @@
 """The hub: what all requests and leases of one client share in one event loop.
 
-It knows every name that this process waits for or holds, and how to reach the server: over a link, or through the
-client's pool. `link_events` handles the reports of the link, `closing` the end of the hub.
+It knows every name that this process waits for or holds, and the link to the server. `link_events` handles the reports
+of the link, `closing` the end of the hub.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ from .._engine.watch import converse
 from .._scripts.constants import CONTENDED
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
-from .._transport.executor import Executor, LinkOptions
-from .._transport.link import Link
-from .._transport.pool_executor import PoolExecutor
+from .._transport.link import Link, LinkOptions
 from ..errors import CoordinatorClosed, PushUnavailable, SyncError, WrongContext
 from ..errors._base import copy_error
 from .acquisition import Acquisition, QueuedTickets
@@ -56,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class LinkEvents:
-    """The owner of a hub's link (`_transport.executor.LinkOwner`), with a weak reference to the hub.
+    """The owner of a hub's link (`_transport.link.LinkOwner`), with a weak reference to the hub.
 
     The event loop keeps the connection, and with it the link and this object. Only callers, leases, waiting tasks and
     commands without a reply keep the hub. So a hub that is not used any more is collected, and its connection closed.
@@ -64,6 +62,8 @@ class LinkEvents:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = ref(hub)
+        self.link: Link | ClusterLink | None = None
+        """The present link."""
         self._unchecked: set[int] = set()  # numbers of acquisitions that have not asked yet on the present connection
         self._rechecks = 0  # the work in progress
 
@@ -154,7 +154,7 @@ class LinkEvents:
         """Poll instead, or end what waits: a server, or the user's rights there, do not allow the link."""
         if (hub := self._hub()) is None:
             return
-        if hub.options.push == "auto" and isinstance(error, PushUnavailable):
+        if hub.pushes and hub.options.push == "auto" and isinstance(error, PushUnavailable):
             hub.poll_instead(error)
             return
         for resource in list(hub.resources.values()):
@@ -226,7 +226,7 @@ class Closing:
         self.hub: Hub = hub
         self._owned = owned
         self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
-        self._dropped = finalize(self, _dropped, repr(hub), hub.loop, hub.link, owned)
+        self._dropped = finalize(self, _dropped, repr(hub), hub.loop, hub.link_events, owned)
         self._dropped.atexit = False
         self._loop_end = _at_loop_end(ref(self))
         with suppress(StopIteration):  # run to its first yield, which registers it with the loop
@@ -274,7 +274,7 @@ class Closing:
         await hub.manager.slices.done()
         hub.manager.stop()
         await hub.drained()
-        await hub.executor.close()
+        await hub.link.close()
         hub.observing.close()
         self._witness.leave()
         if self._client_is_closed:
@@ -357,22 +357,22 @@ class Closing:
 
     def _client_closes(self) -> None:
         """Close with the client, unless a link is up: that notices it once its own connection is closed."""
-        executor = self.hub.executor
-        if executor.connections == 0 or executor.connection_error is not None:
+        link = self.hub.link
+        if link.connections == 0 or link.connection_error is not None:
             self.client_closed()
 
     def after_fork(self) -> None:
         """Leave everything to the parent process. The sockets are its own: never use or close them here."""
         self.hub.leave_to_parent()
         self._stop_at_once()
-        self.hub.executor.after_fork()
+        self.hub.link.after_fork()
 
     def close_without_loop(self) -> None:
-        """Give up the connection, and the places in the client's pool: the event loop was closed without notice."""
+        """Give up the connection: the event loop was closed without notice."""
         self.hub.why_closed = self.hub.why_closed or "its event loop was closed"
         self._stop_at_once()
         self.hub.observing.close()
-        self.hub.executor.close_without_loop()
+        self.hub.link.close_without_loop()
 
     def _stop_at_once(self) -> None:
         begun.discard(self)
@@ -397,11 +397,9 @@ async def _at_loop_end(closing: ReferenceType[Closing]) -> AsyncGenerator[None, 
             await found.close(0.0)
 
 
-def _dropped(
-    shown: str, loop: asyncio.AbstractEventLoop, link: Link | ClusterLink | None, owned: OwnedClient | None
-) -> None:
+def _dropped(shown: str, loop: asyncio.AbstractEventLoop, events: LinkEvents, owned: OwnedClient | None) -> None:
     """Warn that a coordinator was collected, and close its connections; runs in any thread."""
-    if link is not None and not loop.is_running():  # it may never run again
+    if (link := events.link) is not None and not loop.is_running():  # it may never run again
         link.close_without_loop()
     with suppress(RuntimeError):  # its loop is closed
         if link is not None:
@@ -482,43 +480,39 @@ class Hub:
         self.servers: Topology = servers_of(self.client)
         self._endpoint = Endpoint.new(process_name(), secrets.token_hex(8), options.prefix)
         self.link_events: LinkEvents = LinkEvents(self)
-        self.link = None if options.push == "never" else self._new_link()
-        self._use(self.link or self._new_pool_executor())
+        self._use(self._endpoint.polling() if options.push == "never" else self._endpoint)
         self.exits: Exits = Exits(options.exit_timeout)
         self.manager: GrantManager = GrantManager(self)
         self.closing: Closing = Closing(self, owned)
 
     # -- the way to the server -------------------------------------------------------------------------
 
-    def _new_link(self) -> Link | ClusterLink:
-        connect_timeout = connect_timeout_of(self.client, self.options.response_timeout)
-        options = LinkOptions(self.options.response_timeout, connect_timeout, converse)
-        if isinstance(self.servers, Cluster):
-            return ClusterLink(self.servers, self._endpoint, self.link_events, options)
-        return Link(self.servers.clients()[0], self._endpoint, self.link_events, options)
-
-    def _new_pool_executor(self) -> PoolExecutor:
-        return PoolExecutor(self.servers, self._endpoint, self.options.response_timeout, converse)
-
-    def _use(self, executor: Executor) -> None:
-        self.executor: Executor = executor
-        self.commands: Commands = Commands(executor)
-        self.pushes: bool = executor.pushes
-        self.endpoint_of: Callable[[Keys], Endpoint] = executor.endpoint_of
-        self.connection_error_of: Callable[[Keys], Exception | None] = executor.connection_error_of
+    def _use(self, endpoint: Endpoint) -> None:
+        """Use a new link from now on. One whose ``endpoint`` has no inbox polls."""
+        self.link: Link | ClusterLink = self._new_link(endpoint)
+        self.link_events.link = self.link
+        self.commands: Commands = Commands(self.link)
+        self.pushes: bool = bool(endpoint.inbox)
+        self.endpoint_of: Callable[[Keys], Endpoint] = self.link.endpoint_of
+        self.connection_error_of: Callable[[Keys], Exception | None] = self.link.connection_error_of
         self.poll_ms: int = 0 if self.pushes else max(2000, int(self.options.poll.cap * 4000))
         """Milliseconds for which a polling waiter's ticket stays alive between two looks."""
 
+    def _new_link(self, endpoint: Endpoint) -> Link | ClusterLink:
+        connect_timeout = connect_timeout_of(self.client, self.options.response_timeout)
+        options = LinkOptions(self.options.response_timeout, connect_timeout, converse)
+        if isinstance(self.servers, Cluster):
+            return ClusterLink(self.servers, endpoint, self.link_events, options)
+        return Link(self.servers.clients()[0], endpoint, self.link_events, options)
+
     def poll_instead(self, error: SyncError) -> None:
-        """Use the client's pool from now on, since the link is refused."""
-        link, self.link = self.link, None
-        if link is None:
-            return  # the link of another shard was refused first
+        """Poll from now on, since the server, or the user's rights there, do not allow pushes."""
+        link = self.link
         logs.log("polling_instead", why=error)
-        self._use(self._new_pool_executor())
+        self._use(self._endpoint.polling())
         self.link_events.link_moved()
         for call in link.detach():
-            self.executor.send(call)
+            self.link.send(call)
 
     async def ask(self, send: Send, *, goes_on: bool = False) -> Reply:
         """Run one command and return its reply. ``send`` sends it.

@@ -267,7 +267,7 @@ class Renewals:
             if lease.state is LeaseState.HELD and sum(sent.span) <= lease.deadline:
                 self._last_for(lease, unanswered.span())
         elif call.error is None:
-            unanswered.answered(sent, call.ambiguous, self._hub.executor.alone)
+            unanswered.answered(sent, call.ambiguous, self._hub.link.alone)
 
     def apply(self, lease: Grant, span: Span) -> None:
         """Let ``lease`` last for ``span``, as the server said, unless a renewal in flight may end it sooner."""

@@ -62,7 +62,7 @@ async def check_independent(name: str, hubs: Sequence[Hub], within: float) -> No
     A server is known by its run_id, which is asked for once and has ``within`` seconds to arrive. One that is
     unreachable is asked again at the next use. One that does not tell (an ACL, a proxy, a slow one) is not compared.
     """
-    unknown = [hub for hub in hubs if hub.server_id is None and hub.executor.connection_error is None]
+    unknown = [hub for hub in hubs if hub.server_id is None and hub.link.connection_error is None]
     if unknown:
         await asyncio.gather(*(_identify(hub, within) for hub in unknown))
     seen: dict[bytes, int] = {}

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import hiredis
 import redis.exceptions
 
-from .._client.redis_py import NotAdoptable
 from .._client.replies import TRANSIENT, Reply, Words, answered, error_code, refusal
 from .._client.settings import MIN_ATTEMPT
 from .._core import logs
@@ -157,7 +156,7 @@ def understood(read: Callable[[Reply], T], name: bytes, reply: Reply) -> T:
 
 
 def closed(call: Call) -> CoordinatorClosed:
-    """Return the error for a call that had no reply when its executor was closed."""
+    """Return the error for a call that had no reply when its link was closed."""
     return CoordinatorClosed(
         f"the coordinator was closed before a reply about {text(call.name)!r} arrived: the command may have been "
         "executed or not; check with a new Coordinator"
@@ -165,7 +164,7 @@ def closed(call: Call) -> CoordinatorClosed:
 
 
 def too_late(call: Call) -> None:
-    """Fail a call that was sent to a closed executor, in a later turn of the loop, as a reply would come."""
+    """Fail a call that was sent to a closed link, in a later turn of the loop, as a reply would come."""
     error = CoordinatorClosed(
         f"no command was sent for {text(call.name)!r}: its coordinator is closed. Leases that it still holds end with "
         "their ttl; create a new Coordinator"
@@ -262,14 +261,11 @@ def refused_for_good(error: Exception) -> SyncError:
     """Return the error for a connection that the server, or the client's configuration, does not allow."""
     if isinstance(error, SyncError):
         return error
-    if isinstance(error, NotAdoptable):
-        return PushUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
     return answered(b"", error) or refusal(b"", f"ERR {error}")
 
 
 REFUSED = (
     PushUnavailable,
-    NotAdoptable,
     redis.exceptions.AuthenticationError,
     redis.exceptions.AuthorizationError,
     redis.exceptions.ResponseError,

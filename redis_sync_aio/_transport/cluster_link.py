@@ -1,8 +1,8 @@
-"""The executor of a cluster: a link to each of its shards, opened when a command is to be sent there.
+"""The link to a cluster: a link to each of its shards, opened when a command is to be sent there.
 
-The order of a name (see `executor.Executor`). While its slot stays where it is, all its calls take the same link. After
-the slot has moved, the old node answers the calls that it still gets, usually with MOVED, and they are sent through the
-new link; new calls stay behind them. So no call overtakes another.
+Calls that share a name are executed in the order of `send`. While the slot of the name stays where it is, all of them
+take the same link. After the slot has moved, the old node answers the calls that it still gets, usually with MOVED, and
+they are sent through the new link; new calls stay behind them. So no call overtakes another.
 
 While a slot is being moved, the server answers TRYAGAIN or ASK, because some keys of a name usually do not exist. The
 call is sent again until the slot has moved, or its time is up. So no lease of that slot is renewed meanwhile.
@@ -23,8 +23,7 @@ from .._core.cancellation import cancelled
 from .._core.keys import Endpoint, Keys
 from .call import MAYBE_LATER, REFUSED, Call, too_late
 from .connection import Connection
-from .executor import LinkOptions, LinkOwner
-from .link import Link
+from .link import Link, LinkOptions, LinkOwner
 
 # -- The link to one shard of a cluster ------------------------------------------------------------------------
 
@@ -130,8 +129,6 @@ RETIRING = 0.25
 class ClusterLink:
     """Carries calls to the shards of a cluster, in order for each name."""
 
-    pushes = True
-
     def __init__(
         self,
         cluster: Cluster,
@@ -191,7 +188,7 @@ class ClusterLink:
         return None if link is None else link.connection_error
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the shard that has ``keys`` is known to answer; ``stalled``: as `Executor.answering`."""
+        """Return True if the shard that has ``keys`` is known to answer; ``stalled``: as `Link.answering`."""
         link = self._links.get(self.shard_of(keys))
         return link is not None and link.answering(keys, stalled)
 

@@ -24,7 +24,7 @@ from .._scripts import load
 from ..errors import PushUnavailable
 from . import call as failures
 from .call import Call, not_understood
-from .executor import Converse, DialogueQueue, Exchange
+from .dialogues import Converse, DialogueQueue, Exchange
 from .outage import FIRST_CONTACT, RECONNECT, RESPITE, Outage, find_sentinel, has_answered, is_refused, note_answer
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
         self.heard: float = now()  # when anything was last received
         self.leads_to: tuple[str | None, int | None] = adopted.leads_to
         self.named: bool = adopted.named
+        self.no_stream: str = adopted.no_stream
         self.closed_by_us: bool = False
         self._dropped: Exception | None = None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # done when the transport is closed
@@ -296,11 +297,10 @@ _HISTORY = re.compile(rb"\bmaster_replid:([0-9a-f]+)")
 class Handshake:
     """Sets up the connections of one link, one after the other."""
 
-    alone = True
-    """Whether no earlier connection can still have unread commands of ours."""
-
     def __init__(self, endpoint: Endpoint, response_timeout: float) -> None:
         self.endpoint = endpoint
+        self.alone = bool(endpoint.inbox)
+        """Whether no earlier connection can still have unread commands of ours."""
         self.response_timeout = response_timeout
         self.inbox = endpoint.inbox
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
@@ -309,11 +309,18 @@ class Handshake:
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def perform(self, connection: Connection) -> None:
-        """Switch to RESP3, subscribe to the inbox and prove that messages arrive; retire the previous connection."""
+        """Switch to RESP3, subscribe to the inbox and prove that messages arrive; retire the previous connection.
+
+        Without an inbox nothing is needed, so that any proxy and any user will do.
+        """
+        if not self.inbox:
+            self._name(connection)
+            return
+        if connection.no_stream:
+            raise PushUnavailable(f'{connection.no_stream}; use Coordinator(client, push="never") to poll instead')
         hello, client_id = connection.ask((b"HELLO", 3)), connection.ask((b"CLIENT", b"ID"))
         history = connection.ask((b"INFO", b"replication"))
-        if not connection.named:
-            _ignored(connection.ask((b"CLIENT", b"SETNAME", self.endpoint.shown)))
+        self._name(connection)
         if self._newest is not None:  # else no server has a ticket of ours, so there is no need to wait
             await self._follow(history)
         listeners = await self._subscribe(connection, hello)
@@ -322,6 +329,11 @@ class Handshake:
         else:
             self.alone = (listeners == 1 and not self._former) or await self._retire(connection, self._newest)
         self._newest = connection.leads_to, await self._client_id(client_id)
+
+    def _name(self, connection: Connection) -> None:
+        """Show this process in CLIENT LIST, unless the caller's client has a name for the connection, or wants none."""
+        if not connection.named:
+            _ignored(connection.ask((b"CLIENT", b"SETNAME", self.endpoint.shown)))
 
     async def _answer(self, answer: asyncio.Future[T]) -> T:
         """Return an answer, or raise the error in it; raise ConnectionError if it is overdue."""

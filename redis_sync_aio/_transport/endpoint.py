@@ -61,24 +61,16 @@ AFTER_FAILURE = 10.0
 """Seconds until the next check of a host name that cannot be resolved: each may block a thread for as long."""
 CHECK_TIMEOUT = 2.0
 """Seconds that a check may take."""
-INLINE_TIMEOUT = 0.25
-"""Seconds that a check may take while a command waits for it."""
-
 NEVER = float("-inf")
-
-
-def _ignore(why: str) -> None:
-    """Do nothing; `EndpointWatch.follow` needs no callback."""
 
 
 class EndpointWatch:
     """Watches where a client would connect.
 
-    A link calls `check`; ``moved`` is called with the reason when its connection no longer leads there. An executor
-    that uses the client's pool calls `follow`.
+    A link calls `check`; ``moved`` is called with the reason when its connection no longer leads there.
     """
 
-    def __init__(self, client: Redis, moved: Callable[[str], None] = _ignore) -> None:
+    def __init__(self, client: Redis, moved: Callable[[str], None]) -> None:
         self._client = client
         self._moved = moved
         self._connection: object = None
@@ -138,22 +130,6 @@ class EndpointWatch:
         elsewhere = bool(self._named) and not (addresses & self._named)
         self._named = addresses if elsewhere else self._named | addresses
         return f"{self._host} leads to {', '.join(sorted(addresses))} now" if elsewhere else ""
-
-    async def follow(self) -> None:
-        """Check now if that is due, and close the idle connections of the pool if they lead elsewhere."""
-        if not (self._by_sentinel or self._host) or now() < self._due:
-            return
-        self._due = now() + CHECK_INTERVAL
-        pool: Any = self._client.connection_pool
-        try:
-            async with asyncio.timeout(INLINE_TIMEOUT):
-                with cancel_repeatedly(INLINE_TIMEOUT):
-                    if self._by_sentinel:
-                        await pool.get_master_address()  # which closes them
-                    elif await self._resolve():
-                        await pool.disconnect(inuse_connections=False)
-        except (redis.exceptions.RedisError, OSError, TimeoutError):
-            self._due = now() + (AFTER_FAILURE if self._host else CHECK_INTERVAL)
 
     async def close(self) -> None:
         """Cancel the present check, and wait for its end."""

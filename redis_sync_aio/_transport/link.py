@@ -25,6 +25,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 from redis.asyncio import Redis
 
@@ -36,13 +37,13 @@ from .._core.clock import now
 from .._core.display import text
 from .._core.futures import Slices
 from .._core.keys import Endpoint, Keys
-from ..errors import Unreachable
+from ..errors import SyncError, Unreachable
 from ..errors._base import copy_error
 from . import call as failures
 from .call import Call, DeferredCalls
 from .connection import ANSWERING, BURST, Connection, Connector, Handshake
+from .dialogues import Converse, Dialogue, LocalInbox
 from .endpoint import EndpointWatch
-from .executor import Converse, LinkOptions, LinkOwner, LocalInbox
 
 # -- The calls of a link that are not in flight: they wait for a connection, or for their next attempt ---------
 
@@ -219,6 +220,49 @@ class Liveness:
         await self._endpoint.close()
 
 
+class LinkOptions(NamedTuple):
+    """Options of a link."""
+
+    response_timeout: float
+    """Seconds until a connection counts as dead because a reply is overdue."""
+    connect_timeout: float
+    """Seconds until an attempt to connect is given up."""
+    converse: Callable[[Call, LocalInbox], Dialogue]
+    """Starts one attempt at a call where scripts are not allowed."""
+
+
+class LinkOwner(Protocol):
+    """Receives what a link reports. All methods are called from the event loop; none of them raises."""
+
+    def link_pushed(self, payload: bytes) -> None:
+        """Take a message that was published to the inbox."""
+
+    def link_lost(self, server: str) -> None:
+        """Note that the connection to ``server`` was lost."""
+
+    def link_up(self, concerns: Callable[[Keys], bool], server: str, after: float | None) -> None:
+        """Check all leases and requests that ``concerns`` selects: there is a new connection, to ``server``.
+
+        ``after``: for how many seconds there was none since one was lost.
+        """
+
+    def link_moved(self) -> None:
+        """Check which requests have another server now: hash slots have moved."""
+
+    def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None:
+        """Fail the requests that ``concerns`` selects: connecting was refused for good."""
+
+    async def link_closing(self) -> None:
+        """Give back what can be given back: the caller closes the client, and the connection is still open."""
+
+    def link_client_closed(self) -> None:
+        """Close: the caller has closed the client."""
+
+    def keys_in_use(self) -> Iterable[Keys]:
+        """Return the keys of all names that are held or waited for. Read them before any of that changes."""
+        ...
+
+
 class Link:
     """Connects when first used, reconnects while it is needed.
 
@@ -226,9 +270,8 @@ class Link:
     that does not answer. The link sends calls, takes error replies, and settles what a lost connection left.
     """
 
-    pushes = True
-
     def __init__(self, client: Redis, endpoint: Endpoint, owner: LinkOwner, options: LinkOptions) -> None:
+        """``endpoint``: one without an inbox for a link that carries no pushes."""
         self._owner = owner
         self._response_timeout, connect_timeout, converse = options
         self._handshake = Handshake(endpoint, self._response_timeout)
@@ -264,7 +307,10 @@ class Link:
         return self.connection_error
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server is known to answer; ``stalled``: as `Executor.answering`."""
+        """Return True if the server is known to answer.
+
+        ``stalled``: the event loop has not read for a while, so recent silence proves nothing.
+        """
         return self._connection is not None and (stalled or now() - self._connection.heard < ANSWERING)
 
     def endpoint_of(self, keys: Keys) -> Endpoint:

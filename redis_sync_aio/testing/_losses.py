@@ -223,7 +223,7 @@ async def unreachable(grant: Grant) -> None:
     span = await _shorten(grant)
     if grant.state is not HELD:
         return
-    with _cut_off(manager.hub.executor, grant.keys, grant.wire_token):
+    with _cut_off(manager.hub.link, grant.keys, grant.wire_token):
         manager.renewals.apply(grant, span)
         manager.renewals.renew(grant, round(LAST * 1000))
         await _ended(grant)
@@ -280,13 +280,13 @@ async def free(grant: Grant) -> None:
 
 
 class _Cut:
-    """The tokens that an executor sends nothing about, and what it was to send."""
+    """The tokens that a link sends nothing about, and what it was to send."""
 
-    def __init__(self, executor: Any) -> None:
-        self._send, self._answering = executor.send, executor.answering
+    def __init__(self, link: Any) -> None:
+        self._send, self._answering = link.send, link.answering
         self.names: dict[bytes, bytes] = {}  # by token, the key of the name
         self.kept: list[Call] = []
-        executor.send, executor.answering = self.send, self.answering
+        link.send, link.answering = self.send, self.answering
 
     def send(self, call: Call) -> None:
         if call.arguments and call.arguments[0] in self.names:
@@ -313,18 +313,18 @@ _cuts: dict[object, _Cut] = {}
 
 
 @contextmanager
-def _cut_off(executor: Any, keys: Keys, token: bytes) -> Iterator[None]:
+def _cut_off(link: Any, keys: Keys, token: bytes) -> Iterator[None]:
     """Let no command about ``token`` reach the server in the ``with`` block, as if the network had lost them."""
-    cut = _cuts.get(executor)
+    cut = _cuts.get(link)
     if cut is not None and token in cut.names:  # another task does so already
         yield
         return
     if cut is None:
-        cut = _cuts[executor] = _Cut(executor)
+        cut = _cuts[link] = _Cut(link)
     cut.names[token] = keys.all[0]
     try:
         yield
     finally:
         if len(cut.names) == 1:
-            del executor.send, executor.answering, _cuts[executor]
+            del link.send, link.answering, _cuts[link]
         cut.heal(token)

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -25,21 +24,11 @@ from redis_sync_aio import (
     Lease,
     wait_until,
 )
-from redis_sync_aio._engine.watch import converse
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import OutOfMemory, PermissionDenied
 
 from ..support.inside import (
-    Call,
-    Dialogue,
-    Endpoint,
-    Outcome,
-    PoolExecutor,
-    load,
-    lock_keys,
-    now,
     permit_keys,
-    servers_of,
 )
 from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
 from ..support.served import ORDERS, everything, modes, served, served_to, user
@@ -193,42 +182,6 @@ async def test_cancelled_while_scripts_turn_out_to_be_refused(mode: str, turns: 
 
 async def _is_free(admin: Redis) -> bool:
     return not await admin.exists(ORDERS, f"{{{ORDERS}}}:queue", f"{{{ORDERS}}}:polls")
-
-
-async def test_p1_a_connection_that_is_closed_between_reading_and_exec(redis: Redis, server: EmbeddedServer) -> None:
-    """In the pool: on another one nothing is watched, so the decision is void; redis-py would open it silently."""
-    await redis.flushall()
-    pool: Any = redis.connection_pool
-    closed: list[int] = []
-
-    def interrupted(call: Call) -> Dialogue:
-        said, replies = converse(call), None
-        while True:
-            try:
-                batch = said.send(replies)  # type: ignore[arg-type]
-            except StopIteration as end:
-                return end.value
-            if batch[0] == (b"MULTI",) and not closed:
-                (connection,) = pool._in_use_connections
-                connection._writer.close()
-                connection._reader = connection._writer = None  # as after its disconnect()
-                with SyncRedis.from_url(server.url) as other:
-                    other.set("closed", "other", px=60_000)
-                closed.append(1)
-            replies = yield batch
-
-    executor = PoolExecutor(servers_of(redis), Endpoint.new("test", "00"), 2.0, interrupted)
-    answered = asyncio.get_running_loop().create_future()
-    words = (b"mine", 30_000, b"", 0, b"0")
-    keys = lock_keys(b"closed").by("watch")
-    executor.send(Call(keys, load("lock/acquire"), words, now(), now() + 5, answered.set_result))
-    call = await asyncio.wait_for(answered, 6)
-    assert closed
-    assert call.error is None
-    assert call.reply[0] == Outcome.BUSY
-    assert await redis.get("closed") == b"other"
-    assert not pool._in_use_connections
-    await executor.close()
 
 
 Make = Callable[[Coordinator, Any], AsyncLock | AsyncSemaphore]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis.exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -266,27 +266,6 @@ async def test_a_time_out_that_meets_the_end_of_a_wait() -> None:
         await say(s.admin, "ACL SETUSER default resetpass >right")
         for _ in range(6):
             assert max(await asyncio.gather(*(refused(s.server) for _ in range(10)))) < 1.5
-
-
-async def test_a_time_out_that_comes_again_leaves_no_connection_behind() -> None:
-    """P5: also where the pool is busy when an attempt that timed out gives its connection back."""
-    async with served() as s:
-        pool = BlockingConnectionPool.from_url(s.server.url)
-        async with (
-            Redis(connection_pool=pool) as client,
-            Coordinator(client, push="never", response_timeout=0.1) as ours,
-        ):
-            await (await ours.lock(NAME).acquire()).release()
-            usual = set(pool._in_use_connections)
-            s.server.pause()
-            acquiring = asyncio.create_task(ours.lock(NAME).acquire())
-            await wait_until(lambda: pool._in_use_connections != usual, SOON, timeout=15)
-            async with pool._condition:
-                await asyncio.sleep(0.5)  # the fault itself: so long nothing goes back to the pool
-            s.server.resume()
-            await (await acquiring).release()
-            await wait_until(lambda: pool._in_use_connections == usual, SOON, timeout=15)
-        await pool.aclose()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,6 +1,6 @@
 """Mutants of the Python core: each takes one decision out of it, and at least one check has to notice.
 
-The checks run in simulation (see `tests/support/gate.py`), without a link too where that makes a difference. The
+The checks run in simulation (see `tests/support/gate.py`), without pushes too where that makes a difference. The
 core as it is passes all of them. The mutants of the scripts are in `test_mutants.py`.
 """
 
@@ -19,7 +19,6 @@ from redis_sync_aio._leases.manager import GrantManager
 from redis_sync_aio._leases.renewals import Renewals
 from redis_sync_aio._leases.waits import Healing
 from redis_sync_aio._transport.link import CallQueue
-from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import CHECKS, check_schedules, of
@@ -49,9 +48,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "False",
     ),
     "a lost connection is no doubt": Mutant(CallQueue, "put_back", "call.ambiguous |= perhaps"),
-    "a lost connection is no doubt, without a link": Mutant(
-        PoolExecutor, "_failed", "call.ambiguous |= refused is None"
-    ),
     "what was not answered is not sent again": Mutant(
         CallQueue, "put_back", "self.unsent.extendleft(reversed(resend))"
     ),
@@ -72,7 +68,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "the cancelled waiter keeps a grant of the same turn": Mutant(
         Acquisition, "task_cancelled", "self._resource.decline(self._lease)", "pass"
     ),
-    "clean-ups overtake, without a link": Mutant(PoolExecutor, "send", "if queue is not None:", "if False:"),
     # P6 leases
     "the lease counts from the answer": Mutant(
         Acquisition, "answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"

@@ -181,7 +181,7 @@ async def one_fault(server: EmbeddedServer, mode: str, command: str, skip: int, 
 
 @pytest.mark.parametrize("mode", [pytest.param("link", marks=pytest.mark.ci), "plain"])
 async def test_p4_every_fault_at_every_command(server: EmbeddedServer, mode: str) -> None:
-    """FAULTS C1-C5, D3, D9: 9 faults of the wire at 11 commands (5 without a link), 9 error answers at 2 of them."""
+    """FAULTS C1-C5, D3, D9: 9 faults of the wire at 11 commands (5 without pushes), 9 error answers at 2 of them."""
     points = [(command, skip) for command, count in COMMANDS.items() for skip in range(count if mode == "link" else 1)]
     cases = [(*point, *fault) for point in points for fault in WIRE.items()]
     if mode == "link":

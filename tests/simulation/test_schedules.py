@@ -24,7 +24,8 @@ from typing import Any
 
 import pytest
 
-from redis_sync_aio import AsyncLock, Coordinator, LeaseLost
+from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, Unreachable
+from redis_sync_aio._client.redis_py import send_once
 from redis_sync_aio._engine import commands, watch_dialogue
 from redis_sync_aio._leases.acquisition import Acquisition
 from redis_sync_aio._leases.cohort import Cohort
@@ -36,7 +37,7 @@ from redis_sync_aio._transactions.watch_session import WatchSession
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.gate import Command, Gate, Pipe
-from ..support.inside import Call, Commands, Delivery, PoolExecutor, Script, converse, load, servers_of
+from ..support.inside import Call, Commands, Delivery, Script, load
 from ..support.mutants import Mutant
 from ..support.options import OPTIONS
 from ..support.schedule import KINDS, Subject, run
@@ -129,12 +130,20 @@ def elsewhere(
     release = load(keys.kind.release)
     call = Call(keys, release, words, delivery.sent, delivery.expires, delivery.done)
     call.context = about
-    executor: Any = self.executor
+    link: Any = self.link
     if ticket:
-        servers = executor._servers if isinstance(executor, PoolExecutor) else servers_of(executor._connector._client)
-        executor = PoolExecutor(servers, executor.endpoint_of(keys), 2, converse)
-    executor.send(call)
+        sending = asyncio.create_task(send_once(link._connector._client, call.command(with_source=True)))
+        sending.add_done_callback(lambda sent: _settle(call, sent))
+    else:
+        link.send(call)
     return call
+
+
+def _settle(call: Call, sent: asyncio.Task[Any]) -> None:
+    if sent.cancelled() or sent.exception() is not None:
+        call.fail(Unreachable("the connection was lost"))
+    else:
+        call.answer(sent.result())
 
 
 def in_script(name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], None]:

@@ -81,13 +81,11 @@ from redis_sync_aio._scripts.constants import (
 )
 from redis_sync_aio._transaction import TURN_TTL
 from redis_sync_aio._transport import link
-from redis_sync_aio._transport import pool_executor as pool_attempt
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.cluster_link import ClusterLink, ShardLink
 from redis_sync_aio._transport.connection import Connection
-from redis_sync_aio._transport.executor import CONFLICT, Dialogue
+from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
-from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.errors._base import copy_error
 from redis_sync_aio.errors._misuse import Misuse
 from redis_sync_aio.types import Client, GuardingLease
@@ -143,7 +141,6 @@ __all__ = [
     "Permit",
     "PermitKeys",
     "PermitSnapshot",
-    "PoolExecutor",
     "ProblemCode",
     "ProcessGrant",
     "Range",
@@ -190,7 +187,6 @@ __all__ = [
     "parse_address",
     "parties",
     "permit_keys",
-    "pool_attempt",
     "process_grants",
     "put_in",
     "quorum",

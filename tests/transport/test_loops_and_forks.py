@@ -171,17 +171,17 @@ def test_p12_a10_the_loop_ends_with_a_lock_held(server: EmbeddedServer, made_fro
 
 
 async def test_p5_a10_all_tasks_are_cancelled_while_polling(redis: Redis) -> None:
-    """As at the end of a loop: calls without a link are tasks, too; what is sent afterwards is sent all the same."""
+    """As at the end of a loop: a task connects; what is sent afterwards is sent all the same."""
     async with Coordinator(redis, push="never") as sync:
         lock = AsyncLock(sync, NAME, ttl=30)
-        lease = await lock.acquire()
         under_way = asyncio.create_task(lock.statistics())
         for _ in range(3):
             await asyncio.sleep(0)
-        calls = [task for task in asyncio.all_tasks() if task.get_name() == "redis_sync_aio calls"]
-        assert calls
-        for task in (under_way, *calls):
+        connecting = [task for task in asyncio.all_tasks() if task.get_name() == "redis_sync_aio link"]
+        assert connecting
+        for task in (under_way, *connecting):
             task.cancel()
+        lease = await asyncio.wait_for(lock.acquire(), 15)
         await asyncio.wait_for(lease.release(), 15)
         assert await redis.get(NAME) is None
 
