@@ -97,7 +97,7 @@ class WaiterView:
         label: The text by which people know the waiter, as for `HolderView`.
         host: The host of the process that waits, if the token says so.
         pid: The id of that process, if the token says so.
-        waited: Seconds since it was queued. None: an older version queued it, or ``token`` is empty.
+        waited: Seconds since it was queued. None: an older version queued it.
         weight: How many permits it asks for. 1 for locks, and for both sides of a read/write lock.
         access: "read" or "write" of a read/write lock. None: it is something else.
         polls: Whether it asks from time to time. Others are woken by a message.

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -53,12 +54,11 @@ class PendingGrant:
 
     _done = False
 
-    def __init__(self, cohort: Cohort, request: Request, only: Awaited | None, serial: int) -> None:
+    def __init__(self, cohort: Cohort, request: Request, only: Awaited | None) -> None:
         self._cohort = cohort
         self.only = only  # the task that does not wait; None: the first task in the line
         self.wants = request
         self.limit: int = cohort.limit  # the limit at that time
-        self.serial = serial
         self.acquisition: Acquisition = Acquisition(cohort.resource, cohort.of_process(request), self)
 
     def done(self) -> bool:
@@ -94,7 +94,6 @@ class Cohort(Holdings):
     def __init__(self, resource: Resource, request: Request) -> None:
         super().__init__(resource, request)
         self._gone = 0
-        self._asked = 0  # pending grants so far
         self.pending: list[PendingGrant] = []
         self._trying = 0  # those for tasks that do not wait, which are of no use to the line
         self._taken_now = 0
@@ -126,7 +125,7 @@ class Cohort(Holdings):
         if request.wait:
             if self._alone:
                 self._check_waits(request, task)
-            self.line.append((answer, request, self._asked))
+            self.line.append((answer, request, now()))
             if self.grants:
                 self._watch_line()
             if self._room > 0 and not (often and self.resting):  # otherwise the grant is handed on when this turn ends
@@ -193,10 +192,9 @@ class Cohort(Holdings):
             self._open(first, None)
 
     def _open(self, request: Request, only: Awaited | None) -> None:
-        self._asked += 1
         self._room -= 1
         self._trying += only is not None
-        pending = PendingGrant(self, request, only, self._asked)
+        pending = PendingGrant(self, request, only)
         self.pending.append(pending)
         pending.acquisition.ask()
 
@@ -345,22 +343,22 @@ class Cohort(Holdings):
         elif pending.limit == self.limit or not isinstance(error, LimitMismatch):
             # (Else it was sent while the limit was being changed, and the tasks in the line may have come before.)
             # Tasks that came later than the ticket have more time to reach the server.
-            late = pending.serial if isinstance(error, Unreachable) else self._asked + 1
-            for future, _, after in self.line:
-                if after < late and not future.done():
+            latest = pending.acquisition.begun if isinstance(error, Unreachable) else inf
+            for future, _, begun in self.line:
+                if begun <= latest and not future.done():
                     future.set_exception(copy_error(error))
                     self._gone += 1
         self._trim()
         self._ask()
         self.resource.forget_if_idle()
 
-    def waiters(self) -> Iterator[Waiter]:
-        """Iterate over the futures that the waiting tasks await."""
-        return (future for future, *_ in self.line if not future.done())
+    def waiters(self) -> Iterator[tuple[Waiter, float]]:
+        """Iterate over the futures that the waiting tasks await, each with its beginning (local clock)."""
+        return ((future, begun) for future, _, begun in self.line if not future.done())
 
     def refuse_waiter(self, waiter: Waiter, error: Exception) -> None:
         """End the wait of the task that awaits ``waiter``, if it waits here."""
-        if waiter in self.waiters():
+        if any(waiter is future for future, _ in self.waiters()):
             waiter.set_exception(error)
             self._gone += 1
             self._trim()

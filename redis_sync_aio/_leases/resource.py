@@ -148,12 +148,12 @@ class Resource:
         for cohort in self.cohorts.values():
             cohort.reroute()
 
-    def waiters(self) -> Iterator[Waiter]:
-        """Iterate over the futures that tasks await which wait for this name."""
+    def waiters(self) -> Iterator[tuple[Waiter, float]]:
+        """Iterate over the futures that tasks await which wait for this name, each with its beginning (local clock)."""
         for acquisition in self.acquisitions.values():
             taker = acquisition.taker
             if isinstance(taker, asyncio.Future) and not taker.done():  # otherwise it is for tasks that share
-                yield taker
+                yield taker, acquisition.begun
         for cohort in self.cohorts.values():
             yield from cohort.waiters()
 

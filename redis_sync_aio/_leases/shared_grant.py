@@ -359,8 +359,8 @@ FEW = 64
 """Most shares that are searched for those of a task. To list them by task costs each grant in the process 10 %."""
 
 Awaited: TypeAlias = asyncio.Future[TaskGrant | None]
-Waiting: TypeAlias = tuple[Awaited, Request, int]
-"""A task in the line: its future, its request, and the number of pending grants when it came."""
+Waiting: TypeAlias = tuple[Awaited, Request, float]
+"""A task in the line: its future, its request, and when it came (local clock)."""
 
 
 class Holdings(ABC):

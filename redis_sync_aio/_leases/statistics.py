@@ -68,21 +68,21 @@ def _holder(grant: Grant, maker: Maker, permits: int) -> HolderView:
 
 
 def _waiters(resource: Resource, maker: Maker, permits: int, tasks: dict[Any, str]) -> Iterator[WaiterView]:
-    asked: dict[Any, tuple[bytes, bytes, float, int]] = {
-        it.taker: (it.token, it.token, it.begun, it.weight) for it in resource.acquisitions.values()
+    asked: dict[Any, tuple[bytes, bytes, int]] = {
+        it.taker: (it.token, it.token, it.weight) for it in resource.acquisitions.values()
     }
     for cohort in resource.cohorts.values():
         for future, request, _ in cohort.line:
-            asked[future] = b"", b"%b%b0" % (request.label, resource.endpoint.token_prefix), 0.0, request.weight
-    for future in resource.waiters():
-        token, labelled, begun, weight = asked[future]
+            asked[future] = b"", b"%b%b0" % (request.label, resource.endpoint.token_prefix), request.weight
+    for future, begun in resource.waiters():
+        token, labelled, weight = asked[future]
         yield WaiterView(
             token=text(token),
             identity=text(token) if token and Maker.of(token) is None else None,
             label=label_of(labelled),
             host=maker.host,
             pid=maker.pid,
-            waited=now() - begun if begun else None,
+            waited=now() - begun,
             weight=1 if permits else weight or 1,
             access=access(weight, permits),
             polls=maker.polls,

@@ -1,10 +1,8 @@
 """Waits: checks of a name that this process waits for, and reports about waits that are long or have ended.
 
-No waiter pays for it with a timer, or a look at the clock, of its own. While anybody waits for a name, its `Waits` mark
-the latest waiter every few seconds. As long as a marked waiter is there, it has been waiting for at least that long.
+Waiters need no timer of their own. While a task waits for a name, its `Waits` look at all waiters every few seconds.
 
-A holder without a ttl may be no lock at all, but data under the same name. Nothing in an answer to a request tells, so
-the server is asked once for what is there.
+A key without a ttl may be application data. The reply to an acquire does not show that, so the key is read once.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from weakref import ReferenceType, ref
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._core import logs
 from .._core.clock import EARLY, now
@@ -48,20 +45,6 @@ HOLDERS = 1000
 """Most readers among which that of the waiting task is found."""
 
 
-class WaitMark(NamedTuple):
-    """A waiter, and a time since which it has certainly waited (local clock).
-
-    The reference is weak: the result of a waiter is a grant, which a mark must not keep from being forgotten.
-    """
-
-    since: float
-    waiter: ReferenceType[Waiter]
-
-    def waits(self) -> bool:
-        """Return whether it waits still."""
-        return (waiter := self.waiter()) is not None and not waiter.done()
-
-
 class Waits:
     """The waits of this process for one name. It exists while a task waits."""
 
@@ -77,8 +60,6 @@ class Waits:
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
-        self._marks: list[WaitMark] = []
-        self._mark(list(resource.waiters()))
         self._timer = resource.hub.loop.call_later(EVERY, self._look)
         self._timed_out: list[Callable[[], None]] = []  # functions to call when the holders are known
 
@@ -131,7 +112,7 @@ class Waits:
         bodies = [(it, task) for it in self._resource.hub.held_elsewhere(self._resource) for task in it.bodies()]
         if not bodies:
             return
-        waiters = set(self._resource.waiters())
+        waiters = dict(self._resource.waiters())
         found = [
             (waiter, lease, task) for lease, task in bodies if (waiter := getattr(task, "_fut_waiter", None)) in waiters
         ]
@@ -144,23 +125,16 @@ class Waits:
             if text(lease.wire_token) in tokens and not waiter.done():
                 self._resource.refuse_deadlock(waiter, lease, task)
 
-    def _mark(self, waiters: list[Waiter]) -> None:
-        if waiters and (not self._marks or self._marks[-1].waiter() is not waiters[-1]):
-            self._marks.append(WaitMark(now(), ref(waiters[-1])))
-
     def _look(self) -> None:
-        waiters, time = list(self._resource.waiters()), now()
-        if not waiters:
+        first, time = min((begun for _, begun in self._resource.waiters()), default=None), now()
+        if first is None:
             self._resource.waits = None
             return
         self._timer = self._resource.hub.loop.call_later(EVERY, self._look)
         self.find_deadlock()
-        self._marks = [mark for mark in self._marks if mark.waits()]
-        self._mark(waiters)
-        longest = self._marks[0] if self._marks else None
-        if longest is not None and time - longest.since >= LONG and time >= self._quiet_until:
+        if time - first >= LONG and time >= self._quiet_until:
             self._quiet_until = time + SILENCE
-            self._inspect(lambda view: self._report(view, longest))
+            self._inspect(self._report)
 
     def _inspect(self, done: Callable[[NameView | None], None], shown: int = LISTED) -> None:
         """Read the name, and call ``done`` with a view without details; None: Redis did not answer, or refused."""
@@ -175,11 +149,12 @@ class Waits:
         delivery = Delivery(time, time + resource.hub.retry_for, answered)
         resource.hub.commands.read(reading.keys, reading.first_asked(0), delivery)
 
-    def _report(self, view: NameView | None, mark: WaitMark) -> None:
-        if not mark.waits():
-            return
+    def _report(self, view: NameView | None) -> None:
         resource = self._resource
-        waiters = list(self._resource.waiters())
+        waiters = dict(resource.waiters())
+        waited = now() - min(waiters.values(), default=math.inf)
+        if waited < LONG:
+            return
         holding = [task for lease in resource.leases if lease.acquirer and (task := lease.acquirer()) is not None]
         itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
         waiting, holder = len(waiters), "its holder is not known, as Redis did not answer"
@@ -191,7 +166,7 @@ class Waits:
         logs.log(
             "waiting_long",
             lock=resource.name,
-            seconds=now() - mark.since,
+            seconds=waited,
             holder=holder,
             waiting=waiting,
             itself=itself,

@@ -71,7 +71,8 @@ async def try_acquire_all(
         delivery = Delivery(sent, sent + hub.retry_for, done)
         call = hub.commands.acquire_all(keys, prefix, numbers, delivery, ttl_ms=request.ttl_ms)
         for acquisition in acquisitions:
-            acquisition.sent, acquisition.call = sent, call
+            acquisition.sent = acquisition.begun = sent
+            acquisition.call = call
     try:
         leases = [await future for future in futures]
         for name, lease in zip(names, leases, strict=True):

@@ -86,6 +86,7 @@ async def test_tasks_that_share_and_locks_made_of_locks(sync: Coordinator) -> No
     (view,) = sync.statistics()
     assert (view.name, view.kind, view.fence, view.holders[0].fence) == ("shared", "lock", lease.fence, lease.fence)
     assert [(it.task, it.token) for it in view.waiters] == [("next", "")]
+    assert [it.waited is not None and 0 <= it.waited < 20 for it in view.waiters] == [True]
     await lease.release()
     await (await waiting).release()
     async with AsyncMultiLock(sync, ["a", "b"]), AsyncReentrantLock(sync, "c"):
