@@ -62,6 +62,7 @@ class Request:
     max_hold: float | None = None
     identity: bytes | None = None
     joins: bool = True  # whether it joins a grant that the identity has already
+    replaced: bytes = b""  # the token of a detached lease to take up
     wait: bool = True
     weight: int = 0  # the weight of permits; 0 for a lock
     limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
@@ -74,6 +75,8 @@ class Request:
     label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
     refused: Callable[[Answer, int], SyncError] = never_refused  # makes the error for an outcome from MISMATCH on
 
+    way: type[Acquisition] = field(init=False)
+    """The class of its acquisition, unless tasks share it."""
     more: tuple[Argument, ...] = field(init=False)
     """Its last arguments in the queue: weight, limit and option of permits; whether a lock has an identity."""
     first: tuple[Argument, ...] = field(init=False)
@@ -82,6 +85,7 @@ class Request:
     """Whether its lease is renewed without limit, and weighs nothing or one."""
 
     def __post_init__(self) -> None:
+        self.way = Attachment if self.replaced else Acquisition if self.identity is None else IdentityAcquisition
         self.more = (self.weight, self.limit, self.option) if self.weight else (int(self.identity is not None),)
         self.first = self.more + self.unqueued
         self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
@@ -381,7 +385,7 @@ class Acquisition:
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self.taker.done():
             # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.
-            resource.decline(lease)
+            self._decline(lease)
         else:
             self.taker.set_result(lease)
 
@@ -434,7 +438,7 @@ class Acquisition:
         """Undo whatever was done for ``future``, the taker, which its task no longer awaits."""
         future.cancel()  # done already if the task was cancelled, but not if its coroutine was closed
         if self._lease is not None:
-            self._resource.decline(self._lease)
+            self._decline(self._lease)
         elif future.cancelled():
             self.undo()
         else:
@@ -447,6 +451,9 @@ class Acquisition:
         self._drop_call()
         if call is None or call.attempts or self._queued:  # else it was never sent
             self._undo_all()
+
+    def _decline(self, lease: Grant) -> None:
+        self._resource.decline(lease)
 
     def _undo_all(self) -> None:
         self._resource.undo(self.token, self._member, pending=True)
@@ -566,55 +573,32 @@ class Attachment(Acquisition):
     It is undone by putting the detached token back, so that the lease may be attached again.
     """
 
-    def __init__(self, resource: Resource, request: Request, taker: FutureLike[Grant | None], replaced: bytes) -> None:
-        self._replaced = replaced
-        super().__init__(resource, request, taker)
-
     def ask(self) -> None:
         """Send the request; a repetition finds what the first one did."""
         hub, self.sent = self._resource.hub, now()
         self.begun = self.begun or self.sent
         delivery = Delivery(self.sent, self.sent + hub.retry_for, self.answered)
-        keys, ttl_ms = self._resource.keys, self._request.ttl_ms
-        self.call = hub.commands.attach(keys, self.token, delivery, ttl_ms=ttl_ms, replaced=self._replaced)
+        keys, request = self._resource.keys, self._request
+        self.call = hub.commands.attach(keys, self.token, delivery, ttl_ms=request.ttl_ms, replaced=request.replaced)
 
-    def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
-        """Put the detached token back: the task does not await ``future`` any more."""
-        lease = self._lease
-        if lease is not None and lease.state is HELD:
-            future.cancel()
+    def _decline(self, lease: Grant) -> None:
+        """Put the detached token back."""
+        if lease.state is HELD:
             self._resource.hub.manager.let_go(lease)
             self._undo_all()
-        else:
-            super().task_cancelled(future)
-
-    def _granted(self, fence: int, since: float, duration: float, joined: bool = False, previous: int = 0) -> None:
-        if self.taker.done():  # cancelled, and its task has not run since
-            self._leave()
-            self._undo_all()
-        else:
-            super()._granted(fence, since, duration, joined, previous)
 
     def _undo_all(self) -> None:
-        resource = self._resource
-        resource.hub.manager.releases.undo_attach(resource.keys, self.token, self._replaced, self._request.ttl_ms)
+        keys, request = self._resource.keys, self._request
+        self._resource.hub.manager.releases.undo_attach(keys, self.token, request.replaced, request.ttl_ms)
 
 
-async def acquire(
-    resource: Resource, request: Request, within: float | None = None, replaced: bytes | None = None
-) -> Grant | None:
+async def acquire(resource: Resource, request: Request, within: float | None = None) -> Grant | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken.
 
-    ``within``: the seconds until it gives up; None: never. ``replaced``: the token of a detached lease to take up; None
-    is returned when it holds nothing.
+    ``within``: the seconds until it gives up; None: never.
     """
     future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
-    if replaced is not None:
-        acquisition: Acquisition = Attachment(resource, request, future, replaced)
-    elif request.identity is not None:
-        acquisition = IdentityAcquisition(resource, request, future, within)
-    else:
-        acquisition = Acquisition(resource, request, future, within)
+    acquisition = request.way(resource, request, future, within)
     acquisition.ask()
     try:
         lease = await future

@@ -456,11 +456,11 @@ class Primitive(LeaseContext[L]):
     async def _attach(self, token: str, ttl: Seconds | None) -> L:
         """Take up a detached lease, as `AsyncLock.attach` says."""
         by_scripts(self._keys.engine, "attach()")
-        request = replace(self._new_request(ttl, None, None, False, self._weight), shared=False)
-        replaced = token_of(token, self._keys)
+        request = self._new_request(ttl, None, None, False, self._weight)
+        request = replace(request, shared=False, replaced=token_of(token, self._keys))
 
         def granting(_: object = None) -> Coroutine[Any, Any, Grant | None]:
-            return acquire(self._resource(), request, replaced=replaced)
+            return acquire(self._resource(), request)
 
         observers = self._resource().hub.observers
         grant = await (

@@ -66,7 +66,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "what a namesake has joined is undone": Mutant(IdentityRequests, "take_over", "lease.fence == fence", "False"),
     "a ticket stays when its time is up": Mutant(Acquisition, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
-        Acquisition, "task_cancelled", "self._resource.decline(self._lease)", "pass"
+        Acquisition, "task_cancelled", "self._decline(self._lease)", "pass"
     ),
     # P6 leases
     "the lease counts from the answer": Mutant(
