@@ -335,7 +335,7 @@ class Lock(RedisLock):
         if ms > 0:
             with redis_errors():
                 reply = await hub_of(self.redis).ask(
-                    lambda commands, delivery: commands.renew(self._keys, token, delivery, ttl_ms=ms)
+                    lambda commands, call: commands.renew(self._keys, token, call, ttl_ms=ms)
                 )
             done = read_renew(reply) is Renewed.RENEWED
         else:

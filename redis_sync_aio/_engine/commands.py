@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from .._client.replies import Argument, Reply, Words, pack
@@ -13,7 +12,6 @@ from .._scripts.constants import CONTENDED, FREE_MS, Outcome, Renewed
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
 from .._transport.link import Link
-from ..errors import CommandRefused
 
 # -- Decoded replies of the scripts, and decoded messages of our inbox -----------------------------------------
 
@@ -86,83 +84,66 @@ def read_push(payload: bytes) -> Pushed:
     return Pushed(number, fence, micros / 1e6, ms / 1000, bool(more), following, then / 1000, previous)
 
 
-@dataclass(slots=True)  # not frozen: one is made for each command
-class Delivery:
-    """The time at which a command is sent, the time at which it expires, and the receiver of the answered call."""
-
-    sent: float
-    """Local time, not later than now."""
-    expires: float
-    """Local time; the command is not sent again after it."""
-    done: Callable[[Call], None]
-
-
 class Commands:
-    """Builds the calls. Each method sends one script and returns its call immediately."""
+    """The scripts by name. Each method makes a ``call`` one of its script, and sends it."""
 
     def __init__(self, link: Link | ClusterLink) -> None:
         self.link = link
 
-    def _send(self, script: str, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
-        call = Call(keys, load(script), words, delivery.sent, delivery.expires, delivery.done)
-        self.link.send(call)
-        return call
+    def _send(self, call: Call, script: str, keys: Keys, words: tuple[Argument, ...]) -> None:
+        self.link.send(call.of(keys, load(script), words))
 
     def acquire(
         self,
         keys: Keys,
         token: bytes,
-        delivery: Delivery,
+        call: Call,
         *,
         ttl_ms: int,
         ticket: bytes,
         poll_ms: int,
         more: tuple[Argument, ...],
-    ) -> Call:
+    ) -> None:
         """Request the lock or permit of ``keys``; with a ``ticket`` (not empty) also a place in its queue.
 
         ``more``: weight, limit and an option for permits; for locks 1 if the token may be used again.
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
-        call = Call(keys, load(keys.kind.acquire), words, delivery.sent, delivery.expires, delivery.done)
+        call.keys, call.script, call.arguments = keys, load(keys.kind.acquire), words
         self.link.send(call)
-        return call
 
     def acquire_all(
         self,
         keys: LockKeys,
         prefix: bytes,
         numbers: Iterable[int],
-        delivery: Delivery,
+        call: Call,
         *,
         ttl_ms: int,
-    ) -> Call:
+    ) -> None:
         """Request all of `joined_keys` together, each for the token of ``prefix`` and its number. Does not queue."""
         words = (ttl_ms, prefix, b" ".join(b"%d" % number for number in numbers))
-        return self._send("lock/acquire_all", keys, words, delivery)
+        self._send(call, "lock/acquire_all", keys, words)
 
     def attach(
-        self, keys: Keys, token: bytes, delivery: Delivery, *, ttl_ms: int, replaced: bytes, undoes: bool = False
-    ) -> Call:
+        self, keys: Keys, token: bytes, call: Call, *, ttl_ms: int, replaced: bytes, undoes: bool = False
+    ) -> None:
         """Let ``token`` hold what ``replaced`` holds, which was detached. ``undoes``: as `Call.undoes`."""
         words: tuple[Argument, ...] = (token, ttl_ms, replaced)
-        call = Call(keys, load(f"{keys.family}/attach"), words, delivery.sent, delivery.expires, delivery.done)
         call.undoes = undoes
-        self.link.send(call)
-        return call
+        self._send(call, f"{keys.family}/attach", keys, words)
 
     def release(
         self,
         keys: Keys,
         token: bytes,
-        delivery: Delivery,
+        call: Call,
         *,
         ticket: bytes = b"",
-        about: object = None,
         pending: bool = False,
         release_args: tuple[Argument, ...] = (),
         undoes: bool = False,
-    ) -> Call:
+    ) -> None:
         """Release what ``token`` holds, and withdraw its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be in flight, and must find its token spent.
@@ -170,84 +151,73 @@ class Commands:
         adopted). ``undoes``: as `Call.undoes`; true, too, if it is ``pending`` or has a ticket.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0", *release_args)
-        call = Call(keys, load(keys.kind.release), words, delivery.sent, delivery.expires, delivery.done)
-        call.context = about
         call.undoes = pending or undoes or ticket != b""
+        call.keys, call.script, call.arguments = keys, load(keys.kind.release), words
         self.link.send(call)
-        return call
 
     def renew(
         self,
         keys: Keys,
         token: bytes,
-        delivery: Delivery,
+        call: Call,
         *,
         ttl_ms: int,
         more: tuple[Argument, ...] = (),
         weight: int = 1,
-        refused: Callable[[Call, CommandRefused], None] | None = None,
-    ) -> Call:
+    ) -> None:
         """Let the lease of ``token`` end ``ttl_ms`` from now; ``more``: how many fences a process that shares needs.
 
-        ``weight``: the weight of a permit. A permit that weighs less is another one, and is not renewed. ``refused``:
-        as `Call.refused`.
+        ``weight``: the weight of a permit. A permit that weighs less is another one, and is not renewed.
         """
         size: tuple[Argument, ...] = (weight,) if isinstance(keys, PermitKeys) else ()
         words: tuple[Argument, ...] = (token, ttl_ms, *size, *more)
-        call = Call(keys, load(keys.kind.renew), words, delivery.sent, delivery.expires, delivery.done)
-        call.refused = refused
-        self.link.send(call)
-        return call
+        self._send(call, keys.kind.renew, keys, words)
 
-    def downgrade(self, keys: Keys, token: bytes, delivery: Delivery, *, undoes: bool = False) -> Call:
+    def downgrade(self, keys: Keys, token: bytes, call: Call, *, undoes: bool = False) -> None:
         """Turn the writer of ``token`` into a reader. ``undoes``: as `Call.undoes`."""
-        call = Call(keys, load("permits/downgrade"), (token,), delivery.sent, delivery.expires, delivery.done)
         call.undoes = undoes
-        self.link.send(call)
-        return call
+        self._send(call, "permits/downgrade", keys, (token,))
 
-    def adopt(self, keys: Keys, token: bytes, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+    def adopt(self, keys: Keys, token: bytes, words: tuple[Argument, ...], call: Call) -> None:
         """Read the record that the last holder of a robust lock left, and put that of ``token`` in its place.
 
         ``words`` as in robust/adopt.lua, from the fence on.
         """
-        return self._send("robust/adopt", keys, (token, *words), delivery)
+        self._send(call, "robust/adopt", keys, (token, *words))
 
-    def record(self, keys: Keys, token: bytes, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+    def record(self, keys: Keys, token: bytes, words: tuple[Argument, ...], call: Call) -> None:
         """Record how far the work of ``token`` has come; ``words`` as in robust/record.lua, from the fence on."""
-        return self._send("robust/record", keys, (token, *words), delivery)
+        self._send(call, "robust/record", keys, (token, *words))
 
-    def gate(self, keys: Keys, fence: bytes, ttl_ms: int, delivery: Delivery) -> Call:
+    def gate(self, keys: Keys, fence: bytes, ttl_ms: int, call: Call) -> None:
         """Accept a fence, unless a higher one was accepted before. With an empty fence only read the highest."""
-        return self._send("fence_gate/accept", keys, (fence, ttl_ms), delivery)
+        self._send(call, "fence_gate/accept", keys, (fence, ttl_ms))
 
-    def mark(self, keys: MarkKeys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+    def mark(self, keys: MarkKeys, words: tuple[Argument, ...], call: Call) -> None:
         """Read the mark next to a lock, or change it; ``words`` as in lock/mark.lua."""
-        return self._send("lock/mark", keys, words, delivery)
+        self._send(call, "lock/mark", keys, words)
 
-    def force(self, keys: Keys, delivery: Delivery) -> Call:
+    def force(self, keys: Keys, call: Call) -> None:
         """Take the lock away from its holder. Not repeated when its answer is lost."""
-        call = Call(keys, load("lock/force_release"), (), delivery.sent, delivery.expires, delivery.done)
         call.at_most_once = True
-        self.link.send(call)
-        return call
+        self._send(call, "lock/force_release", keys, ())
 
-    def read(self, keys: Keys, commands: Iterable[Words], delivery: Delivery) -> Call:
+    def read(self, keys: Keys, commands: Iterable[Words], call: Call) -> None:
         """Run ``commands``, which only read, at one moment. The reply begins with that of TIME; errors are in place."""
-        return self._send("link/read", keys, (b"".join(map(pack, commands)),), delivery)
+        self._send(call, "link/read", keys, (b"".join(map(pack, commands)),))
 
-    def resize(self, keys: Keys, limit: int, delivery: Delivery) -> Call:
+    def resize(self, keys: Keys, limit: int, call: Call) -> None:
         """Set the limit of permits, which is as `wire_limit` returns it."""
-        return self._send("permits/resize", keys, (limit,), delivery)
+        self._send(call, "permits/resize", keys, (limit,))
 
-    def count_down(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+    def count_down(self, keys: Keys, words: tuple[Argument, ...], call: Call) -> None:
         """Count a gate down, or close it; ``words`` as in permits/count_down.lua."""
-        return self._send("permits/count_down", keys, words, delivery)
+        self._send(call, "permits/count_down", keys, words)
 
-    def break_barrier(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+    def break_barrier(self, keys: Keys, words: tuple[Argument, ...], call: Call) -> None:
         """Break a barrier, or reset it; ``words`` as in barrier/break.lua."""
-        return self._send("barrier/break", keys, words, delivery)
+        self._send(call, "barrier/break", keys, words)
 
 
-Send: TypeAlias = Callable[[Commands, Delivery], Call]
+Send: TypeAlias = Callable[[Commands, Call], None]
 """A function that sends one command."""

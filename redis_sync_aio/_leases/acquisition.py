@@ -24,7 +24,7 @@ from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike, finish
 from .._core.keys import BARRIER, Keys
-from .._engine.commands import Answer, Delivery, Pushed, read_acquire
+from .._engine.commands import Answer, Pushed, read_acquire
 from .._engine.snapshot import ticket_member
 from .._scripts.constants import ASK_AGAIN, SHARING_MARK, WRITER_WEIGHT, Outcome
 from .._transport.call import Call, unanswered
@@ -219,10 +219,11 @@ class Acquisition:
         hub, request = self._resource.hub, self._request
         self.sent = now()
         self.begun = self.begun or self.sent
-        self.call = hub.commands.acquire(
+        self.call = Call(self.sent, self.sent + hub.retry_for, self.answered)
+        hub.commands.acquire(
             self._resource.keys,
             self.token,
-            Delivery(self.sent, self.sent + hub.retry_for, self.answered),
+            self.call,
             ttl_ms=request.ttl_ms,
             ticket=self._member,
             poll_ms=hub.poll_ms if request.wait else 0,
@@ -577,9 +578,9 @@ class Attachment(Acquisition):
         """Send the request; a repetition finds what the first one did."""
         hub, self.sent = self._resource.hub, now()
         self.begun = self.begun or self.sent
-        delivery = Delivery(self.sent, self.sent + hub.retry_for, self.answered)
+        self.call = Call(self.sent, self.sent + hub.retry_for, self.answered)
         keys, request = self._resource.keys, self._request
-        self.call = hub.commands.attach(keys, self.token, delivery, ttl_ms=request.ttl_ms, replaced=request.replaced)
+        hub.commands.attach(keys, self.token, self.call, ttl_ms=request.ttl_ms, replaced=request.replaced)
 
     def _decline(self, lease: Grant) -> None:
         """Put the detached token back."""

@@ -30,7 +30,7 @@ from .._core.display import text
 from .._core.futures import Flight, finish
 from .._core.keys import Endpoint, Keys, process_name
 from .._core.observing import Observing
-from .._engine.commands import Commands, Delivery, Pushed, Send, read_push
+from .._engine.commands import Commands, Pushed, Send, read_push
 from .._engine.watch import converse
 from .._scripts.constants import CONTENDED
 from .._transport.call import Call
@@ -527,7 +527,8 @@ class Hub:
             finish(outcome, call.reply, call.error)
 
         time = now()
-        call = send(self.commands, Delivery(time, time + self.retry_for, done))
+        call = Call(time, time + self.retry_for, done)
+        send(self.commands, call)
         self.uses += 1
         self.asking += 1
         try:
@@ -539,7 +540,7 @@ class Hub:
 
     async def read(self, keys: Keys, *commands: Words) -> Replies:
         """Run ``commands``, which only read ``keys``, at one moment; return the replies, that of TIME first."""
-        return with_own_errors(await self.ask(lambda to, delivery: to.read(keys, commands, delivery)))
+        return with_own_errors(await self.ask(lambda to, call: to.read(keys, commands, call)))
 
     async def look(self, keys: Keys, shown: int = SHOWN, *, whole: bool = True) -> NameView:
         """Return the view of a name: ``whole`` in two round trips, else in one, without details."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .._engine.commands import Delivery
 from .settings import HELD
 
 if TYPE_CHECKING:
@@ -72,15 +71,16 @@ class IdentityRequests:
         if not self._releases[identity]:
             del self._releases[identity]
 
-    def end_by(self, identity: bytes, told: Delivery, at_least: int = 0) -> Delivery:
-        """End all leases of an identity (of such a weight) by a command; return the delivery to send it with."""
+    def end_by(self, identity: bytes, call: Call, at_least: int = 0) -> None:
+        """End all leases of an identity (of such a weight) by ``call``, which is sent next."""
+        then = call.done
 
         def done(call: Call) -> None:
             self.release_answered(identity)
-            told.done(call)
+            then(call)
 
         self.release_sent(identity, at_least)
-        return Delivery(told.sent, told.expires, done)
+        call.done = done
 
     def is_gone(self, identity: bytes) -> bool:
         """Return True if a grant that arrives now ends by a release that follows it on the wire."""

@@ -22,7 +22,7 @@ from .._core.cancellation import outcome_of
 from .._core.clock import SHORTEST, Stalls, now
 from .._core.futures import Slices, finish
 from .._core.keys import Keys
-from .._engine.commands import Commands, Delivery, Send
+from .._engine.commands import Commands, Send
 from .._scripts.constants import ReleaseReply
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
@@ -213,11 +213,10 @@ class Releases:
     def release(self, lease: Grant) -> None:
         """Send the release of ``lease``, and repeat it until it is answered or the lease has expired."""
         time, pending, undoes = now(), lease.replayed, lease.terms.identity is not None
-        told = Delivery(time, min(lease.deadline, time + self._hub.retry_for), self._answered)
+        call = Call(time, min(lease.deadline, time + self._hub.retry_for), self._answered)
+        call.context = lease
         keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
-        call = self._hub.commands.release(
-            keys, token, told, about=lease, pending=pending, release_args=release_args, undoes=undoes
-        )
+        self._hub.commands.release(keys, token, call, pending=pending, release_args=release_args, undoes=undoes)
         # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
         self.in_flight.started(call)
         self._hub.forget_lease(lease)
@@ -236,9 +235,9 @@ class Releases:
     ) -> None:
         """Send a release that no task waits for; see `Resource.undo`. It is repeated for a minute at least."""
 
-        def send(commands: Commands, told: Delivery) -> Call:
-            return commands.release(
-                keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=not pending
+        def send(commands: Commands, call: Call) -> None:
+            commands.release(
+                keys, token, call, ticket=ticket, pending=pending, release_args=release_args, undoes=not pending
             )
 
         self.send(send, self._undone_by(), done)
@@ -246,8 +245,8 @@ class Releases:
     def undo_attach(self, keys: Keys, token: bytes, replaced: bytes, ttl_ms: int) -> None:
         """Let ``replaced`` hold again what was attached as ``token``, so that it may be attached again."""
 
-        def send(commands: Commands, told: Delivery) -> Call:
-            return commands.attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
+        def send(commands: Commands, call: Call) -> None:
+            commands.attach(keys, replaced, call, ttl_ms=ttl_ms, replaced=token, undoes=True)
 
         self.send(send, self._undone_by())
 
@@ -258,7 +257,7 @@ class Releases:
         """
         if lease.state is LeaseState.HELD:
             self.send(
-                lambda commands, told: commands.downgrade(lease.keys, lease.wire_token, told, undoes=True),
+                lambda commands, call: commands.downgrade(lease.keys, lease.wire_token, call, undoes=True),
                 lease.deadline,
             )
 
@@ -273,7 +272,8 @@ class Releases:
             if done is not None:
                 done(call)
 
-        call = send(self._hub.commands, Delivery(now(), expires, answered))
+        call = Call(now(), expires, answered)
+        send(self._hub.commands, call)
         self.in_flight.started(call)
         return call
 

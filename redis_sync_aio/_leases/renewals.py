@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from .._client.replies import Argument
 from .._core import logs
 from .._core.clock import now
-from .._engine.commands import Commands, Delivery, read_renew
+from .._engine.commands import Commands, read_renew
 from .._scripts.constants import Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, LossReason, SyncError
@@ -142,10 +142,9 @@ class Renewals:
             self.settle(lease, sent, call)
             self.apply_answer(lease, ttl, call, weight, asked)
 
-        delivery, refused = Delivery(now(), lease.deadline, done), partial(self._note_refusal, lease)
-        self._hub.commands.renew(
-            lease.keys, lease.wire_token, delivery, ttl_ms=ttl, more=asked, weight=weight, refused=refused
-        )
+        call = Call(now(), lease.deadline, done)
+        call.refused = partial(self._note_refusal, lease)
+        self._hub.commands.renew(lease.keys, lease.wire_token, call, ttl_ms=ttl, more=asked, weight=weight)
 
     def _note_refusal(self, lease: Grant, call: Call, error: CommandRefused) -> None:
         """Note that the server refused a renewal. Log that, once for each renewal and unless it may soon be over."""
@@ -220,11 +219,9 @@ class Renewals:
                 executed(call)
             return self.apply_answer(lease, ttl, call, weight)
 
-        def send(commands: Commands, told: Delivery) -> Call:
-            refused = partial(self._note_refusal, lease)
-            return commands.renew(
-                lease.keys, lease.wire_token, told, ttl_ms=ttl, more=more, weight=weight, refused=refused
-            )
+        def send(commands: Commands, call: Call) -> None:
+            call.refused = partial(self._note_refusal, lease)
+            commands.renew(lease.keys, lease.wire_token, call, ttl_ms=ttl, more=more, weight=weight)
 
         await self._manager.ask(lease, send, answered)
 

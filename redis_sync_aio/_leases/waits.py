@@ -17,7 +17,6 @@ from .._core import logs
 from .._core.clock import EARLY, now
 from .._core.display import shown, text
 from .._core.keys import KINDS, READ_WRITE, PermitKeys
-from .._engine.commands import Delivery
 from .._scripts.constants import WRITER_WEIGHT, Look, stated_limit
 from .._transport.call import Call
 from ..errors import AcquireTimeout, WaitTimeout
@@ -146,8 +145,8 @@ class Waits:
         def answered(call: Call) -> None:
             done(None if call.error is not None else brief_view(reading, call.reply))
 
-        delivery = Delivery(time, time + resource.hub.retry_for, answered)
-        resource.hub.commands.read(reading.keys, reading.first_asked(0), delivery)
+        call = Call(time, time + resource.hub.retry_for, answered)
+        resource.hub.commands.read(reading.keys, reading.first_asked(0), call)
 
     def _report(self, view: NameView | None) -> None:
         resource = self._resource

@@ -22,7 +22,7 @@ from .._core.cancellation import undo_in
 from .._core.display import bytes_of, text
 from .._core.keys import LABEL_MARK, Engine, Keys, labelled
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._engine.commands import Answer, Commands, Delivery
+from .._engine.commands import Answer, Commands
 from .._engine.watch_dialogue import checked
 from .._engine.watch_permits import state_alone
 from .._leases.acquisition import Request, acquire, never_refused, refused_if_full
@@ -323,12 +323,11 @@ class Primitive(LeaseContext[L]):
         here = None if resource is None else resource.identities
         sent: list[Call] = []
 
-        def send(commands: Commands, told: Delivery) -> Call:
+        def send(commands: Commands, call: Call) -> None:
             if here is not None:
-                told = here.end_by(token, told)
-            call = commands.release(self._keys, token, told, release_args=self._release_args, undoes=True)
+                here.end_by(token, call)
+            commands.release(self._keys, token, call, release_args=self._release_args, undoes=True)
             sent.append(call)
-            return call
 
         found = await self._at_work().ask(send, goes_on=True)
         # P4: a copy of this very release may have been executed, and its answer lost.

@@ -103,7 +103,7 @@ class FenceGate:
 
     async def _ask(self, fence: bytes) -> Reply:
         hub = hub_of(self._source)
-        return await hub.ask(lambda commands, delivery: commands.gate(self._keys, fence, self._keep_ms, delivery))
+        return await hub.ask(lambda commands, call: commands.gate(self._keys, fence, self._keep_ms, call))
 
     def __repr__(self) -> str:
         return f"<FenceGate {self.name!r} keep={self._keep_ms / 1000}>"

@@ -59,7 +59,7 @@ class LockBase(Primitive[L]):
 
         On cancellation the lock may or may not have been taken away.
         """
-        return bool(await self._at_work().ask(lambda commands, delivery: commands.force(self._keys, delivery)))
+        return bool(await self._at_work().ask(lambda commands, call: commands.force(self._keys, call)))
 
     async def locked(self) -> bool:
         """Return whether anybody holds the lock. One round trip; errors and cancellation are those of `statistics`."""

@@ -18,7 +18,7 @@ from .._core.cancellation import outcome_of, undo_in
 from .._core.display import text
 from .._core.futures import finish
 from .._core.keys import FENCE, FORGOTTEN, FORGOTTEN_MS, Keys, mark_keys, said_by
-from .._engine.commands import Commands, Delivery
+from .._engine.commands import Commands
 from .._leases.grant import Grant
 from .._leases.hold import is_by_loss
 from .._leases.hub import Hub
@@ -55,7 +55,7 @@ class JobMark:
 
     async def read(self) -> bytes | None:
         """Return the text of the mark; None if there is none. One round trip, without the lock."""
-        reply = await self.hub().ask(lambda commands, delivery: commands.mark(self._keys, (b"",), delivery))
+        reply = await self.hub().ask(lambda commands, call: commands.mark(self._keys, (b"",), call))
         found: bytes | None = reply[1]
         return found
 
@@ -131,8 +131,8 @@ class JobMark:
         manager = grant.manager
         assert isinstance(manager, GrantManager)  # of a plain lock
 
-        def send(commands: Commands, delivery: Delivery) -> Call:
-            return commands.mark(self._keys, (grant.wire_token, *words), delivery)
+        def send(commands: Commands, call: Call) -> None:
+            commands.mark(self._keys, (grant.wire_token, *words), call)
 
         return manager.send(grant, send, answered)
 

@@ -17,7 +17,7 @@ from .._core.clock import now
 from .._core.display import shown
 from .._core.keys import Engine, joined_keys, lock_keys
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._engine.commands import Delivery, left_free
+from .._engine.commands import left_free
 from .._leases.acquisition import Acquisition, Request
 from .._leases.detached import to_release
 from .._leases.grant import Grant, TaskRef, current_ref
@@ -68,8 +68,8 @@ async def try_acquire_all(
         numbers = [acquisition.number for acquisition in acquisitions]
         done = _deal_out(acquisitions, free)
         prefix = request.label + names[0].endpoint.token_prefix
-        delivery = Delivery(sent, sent + hub.retry_for, done)
-        call = hub.commands.acquire_all(keys, prefix, numbers, delivery, ttl_ms=request.ttl_ms)
+        call = Call(sent, sent + hub.retry_for, done)
+        hub.commands.acquire_all(keys, prefix, numbers, call, ttl_ms=request.ttl_ms)
         for acquisition in acquisitions:
             acquisition.sent = acquisition.begun = sent
             acquisition.call = call

@@ -90,7 +90,7 @@ class Gate(PermitPrimitive[BaseLease]):
             token, token_ms = b"by:" + identity, TEN_YEARS_MS
         words = (token, by, self.whole, lasts_ms, token_ms)
         reply = await self._at_work().ask(
-            lambda commands, delivery: commands.count_down(self._keys, words, delivery), goes_on=True
+            lambda commands, call: commands.count_down(self._keys, words, call), goes_on=True
         )
         count = int(reply)
         if count < 0:
@@ -342,9 +342,7 @@ class _Parties(Gate):
         """Send all parties away that wait, and leave the barrier broken, or as new."""
         token, token_ms = self.token()
         words = (token, self.whole, int(broken), token_ms)
-        await self._at_work().ask(
-            lambda commands, delivery: commands.break_barrier(self._keys, words, delivery), goes_on=True
-        )
+        await self._at_work().ask(lambda commands, call: commands.break_barrier(self._keys, words, call), goes_on=True)
 
     async def state(self) -> tuple[int, bool]:
         """Return how many parties wait, and whether it is broken."""

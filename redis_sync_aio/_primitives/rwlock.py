@@ -7,7 +7,7 @@ from .._core.arguments import Name, Seconds
 from .._core.display import text
 from .._core.keys import READ_WRITE, Engine, PermitKeys, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._engine.commands import Commands, Delivery
+from .._engine.commands import Commands
 from .._leases.acquisition import Request
 from .._leases.grant import Grant
 from .._leases.hold import OnLost
@@ -106,10 +106,10 @@ class WriteSide(Side[WriteLease]):
         lease.become_reader()  # immediately, and in any case: from here on the caller must not write
         manager, here = lease.manager.hub.manager, lease.same_identity
 
-        def send(commands: Commands, told: Delivery) -> Call:
+        def send(commands: Commands, call: Call) -> None:
             if here is not None:
-                told = here.end_by(lease.wire_token, told, at_least=WRITER_WEIGHT)
-            return commands.downgrade(self._keys, lease.wire_token, told)
+                here.end_by(lease.wire_token, call, at_least=WRITER_WEIGHT)
+            commands.downgrade(self._keys, lease.wire_token, call)
 
         def answered(call: Call) -> SyncError | None:
             if call.error is not None:

@@ -10,7 +10,7 @@ from .._client.settings import Client
 from .._core.arguments import Name, Seconds, one_of, permit_limit, permits, timeout_seconds
 from .._core.keys import SEMAPHORE, Engine, permit_keys
 from .._core.redis_py_words import explains_words_of_redis_py
-from .._engine.commands import Answer, Commands, Delivery
+from .._engine.commands import Answer, Commands
 from .._leases.hold import Acquiring, OnLost
 from .._leases.implicit import CoordinatorLike
 from .._leases.lease import Lease
@@ -232,14 +232,17 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         new = wire_limit(permit_limit(limit, "limit"))
         hub = self._at_work()
 
-        def send(commands: Commands, delivery: Delivery) -> Call:
+        def send(commands: Commands, call: Call) -> None:
+            then = call.done
+
             def answered(call: Call) -> None:
                 # Here and now: the next answer may be to a request that was sent with the old limit.
                 if call.error is None:
                     self._resized(hub.resources.get(self._keys.id), call.reply, new)
-                delivery.done(call)
+                then(call)
 
-            return commands.resize(self._keys, new, Delivery(delivery.sent, delivery.expires, answered))
+            call.done = answered
+            commands.resize(self._keys, new, call)
 
         await hub.ask(send, goes_on=True)
 

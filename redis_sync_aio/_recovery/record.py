@@ -114,7 +114,7 @@ class WorkRecord:
 
         await self._manager.ask(
             lease,
-            lambda commands, delivery: commands.adopt(lease.keys, lease.wire_token, words, delivery),
+            lambda commands, call: commands.adopt(lease.keys, lease.wire_token, words, call),
             answered,
             by,
         )
@@ -193,7 +193,7 @@ class WorkRecord:
             return error
 
         return self._manager.ask(
-            lease, lambda commands, delivery: commands.record(lease.keys, lease.wire_token, record, delivery), answered
+            lease, lambda commands, call: commands.record(lease.keys, lease.wire_token, record, call), answered
         )
 
     def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
@@ -645,6 +645,6 @@ def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> Non
     """Make the lease that adopted the record before this one its writer again, if the identity has one."""
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
     resource.hub.manager.releases.send(
-        lambda commands, told: commands.adopt(lease.keys, lease.wire_token, words, told),
+        lambda commands, call: commands.adopt(lease.keys, lease.wire_token, words, call),
         now() + resource.hub.retry_for,
     )

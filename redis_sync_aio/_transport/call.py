@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import hiredis
 import redis.exceptions
@@ -54,22 +54,21 @@ class Call:
     context: Any = None
     """Context for the reader of the reply."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        script: Script,
-        arguments: Words,
-        sent: float,
-        expires: float,
-        done: Callable[[Call], None],
-    ) -> None:
-        self.keys: Keys = keys
-        self.script: Script = script
-        self.arguments = arguments
+    # Given to it by the one that sends it: see `Commands`.
+    keys: Keys
+    script: Script
+    arguments: Words
+
+    def __init__(self, sent: float, expires: float, done: Callable[[Call], None]) -> None:
         self.begun: float = sent
         self.sent: float = sent  # local clock; from before the latest copy was sent (P6)
         self.expires = expires  # local clock; the end of all attempts
         self.done = done
+
+    def of(self, keys: Keys, script: Script, arguments: Words = ()) -> Self:
+        """Make it a call of ``script`` on ``keys``; return it."""
+        self.keys, self.script, self.arguments = keys, script, arguments
+        return self
 
     @property
     def name(self) -> bytes:
@@ -85,7 +84,7 @@ class Call:
 
     def settle_part(self, reply: Reply, done: Callable[[Call], None]) -> None:
         """Call ``done`` with a part of this call, which has ended: that part has ``reply``, or the same error."""
-        part = Call(self.keys, self.script, (), self.sent, self.expires, done)
+        part = Call(self.sent, self.expires, done).of(self.keys, self.script)
         part.attempts, part.ambiguous = self.attempts, self.ambiguous
         if self.error is None:
             part.answer(reply)

@@ -16,7 +16,7 @@ from .._core.clock import now
 from .._core.display import shown
 from .._core.futures import finish
 from .._core.keys import Keys, PermitKeys
-from .._engine.commands import Commands, Delivery
+from .._engine.commands import Commands
 from .._leases.grant import Grant
 from .._leases.hub import Hub, living
 from .._leases.implicit import CoordinatorLike, client_of, hub_of
@@ -252,9 +252,8 @@ async def _shorten(grant: Grant) -> tuple[float, float]:
     manager, weight = cast("GrantManager", grant.manager), grant.weight
     begun = now()
 
-    def send(commands: Commands, delivery: Delivery) -> Call:
-        milliseconds = round(LAST * 1000)
-        return commands.renew(grant.keys, grant.wire_token, delivery, ttl_ms=milliseconds, weight=weight)
+    def send(commands: Commands, call: Call) -> None:
+        commands.renew(grant.keys, grant.wire_token, call, ttl_ms=round(LAST * 1000), weight=weight)
 
     await manager.ask(grant, send, lambda call: manager.renewals.apply_answer(grant, 0, call, weight))
     return begun, LAST

@@ -12,7 +12,7 @@ from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
-from ..support.inside import Call, Delivery, Engine, LinkEvents, cluster_link_of, hub_of, lock_keys, now
+from ..support.inside import Call, Engine, LinkEvents, cluster_link_of, hub_of, lock_keys, now
 from ..support.pairwise import first_of
 
 pytestmark = pytest.mark.timing
@@ -175,15 +175,10 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
                 answers.append(token)
 
             sent = now()
-            return hub_of(sync).commands.acquire(
-                lock_keys(name.encode()),
-                token,
-                Delivery(sent, sent + 120, noted),
-                ttl_ms=9,
-                ticket=b"",
-                poll_ms=0,
-                more=(0,),
-            )
+            call = Call(sent, sent + 120, noted)
+            keys = lock_keys(name.encode())
+            hub_of(sync).commands.acquire(keys, token, call, ttl_ms=9, ticket=b"", poll_ms=0, more=(0,))
+            return call
 
         try:
             if state == "moving":

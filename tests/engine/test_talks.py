@@ -54,7 +54,7 @@ def _empty(client: Any) -> None:
 
 
 def said(keys: Keys, script: str, *arguments: bytes | int) -> Call:
-    return Call(keys, load(script), arguments, 0.0, 0.0, lambda _: None)
+    return Call(0.0, 0.0, lambda _: None).of(keys, load(script), arguments)
 
 
 def run(client: Any, keys: Keys, script: str, *arguments: bytes | int) -> Any:

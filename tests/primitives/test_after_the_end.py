@@ -20,7 +20,7 @@ from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST
 from ..support.clusters import Nodes
-from ..support.inside import Call, Delivery, InFlightCounter, hub_module, hub_of, load, lock_keys, now
+from ..support.inside import Call, InFlightCounter, hub_module, hub_of, load, lock_keys, now
 from ..support.proxy import FaultProxy
 from ..support.wired import MODES, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -55,7 +55,7 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
         sent = now()
         keys = lock_keys(nodes.name_at(1).encode())
         hub_of(sync).commands.acquire(
-            keys, b"late", Delivery(sent, sent + 20, over.set_result), ttl_ms=9, ticket=b"", poll_ms=0, more=(0,)
+            keys, b"late", Call(sent, sent + 20, over.set_result), ttl_ms=9, ticket=b"", poll_ms=0, more=(0,)
         )
         assert not over.done()  # not before `send` has returned
         call: Call = await asyncio.wait_for(over, 15)
@@ -145,7 +145,7 @@ def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> Non
 async def test_two_wait_until_nothing_is_under_way() -> None:
     """A client and a coordinator that are closed at the same time; what ends twice counts once."""
     sent = InFlightCounter()
-    calls = [Call(lock_keys(b"a"), load("lock/release"), (), now(), now(), sent.finished) for _ in range(2)]
+    calls = [Call(now(), now(), sent.finished).of(lock_keys(b"a"), load("lock/release")) for _ in range(2)]
     for call in calls:
         sent.started(call)
     both = [asyncio.create_task(sent.drained(10)) for _ in range(2)]

@@ -14,7 +14,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.factories import KINDS, WATCHED, Kind
-from ..support.inside import Call, Commands, Delivery, Engine, Link, hub_of
+from ..support.inside import Call, Commands, Engine, Link, hub_of
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR
 from ..support.timed import Timed
 from ..support.wired import ACQUIRE, RELEASE, wired
@@ -193,5 +193,7 @@ def test_only_what_may_be_asked_for_again_is_sent_in_full_at_first() -> None:
 
     engine = Commands(Silent())  # type: ignore[arg-type]
     keys = AsyncSemaphore(Redis(), NAME, limit=1)._keys
-    once, again = (engine.release(keys, b"t", Delivery(0.0, 1.0, lambda _: None), undoes=it) for it in (False, True))
-    assert (once.undoes, again.undoes) == (False, True)
+    for again in (False, True):
+        call = Call(0.0, 1.0, lambda _: None)
+        engine.release(keys, b"t", call, undoes=again)
+        assert call.undoes == again

@@ -33,7 +33,7 @@ def _empty(client: Any) -> None:
 def run(client: Any, by: str, *words: Argument) -> Any:
     if by == "script":
         return client.eval(load("lock/mark").source.decode(), 2, *KEYS.all, *words)
-    return conduct(client, converse(Call(KEYS, load("lock/mark"), words, 0.0, 0.0, lambda _: None)))
+    return conduct(client, converse(Call(0.0, 0.0, lambda _: None).of(KEYS, load("lock/mark"), words)))
 
 
 both = pytest.mark.parametrize("by", ["script", "watch"])

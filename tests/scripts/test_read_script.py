@@ -32,7 +32,7 @@ def client() -> Iterator[Any]:
 
 
 def call(*commands: Words) -> Call:
-    return Call(KEYS, load("link/read"), (b"".join(map(pack, commands)),), 0.0, 0.0, lambda _: None)
+    return Call(0.0, 0.0, lambda _: None).of(KEYS, load("link/read"), (b"".join(map(pack, commands)),))
 
 
 def run(client: Any, by: str, *commands: Words) -> Any:

@@ -37,7 +37,7 @@ from redis_sync_aio._transactions.watch_session import WatchSession
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.gate import Command, Gate, Pipe
-from ..support.inside import Call, Commands, Delivery, Script, load
+from ..support.inside import Call, Commands, Script, load
 from ..support.mutants import Mutant
 from ..support.options import OPTIONS
 from ..support.schedule import KINDS, Subject, run
@@ -119,24 +119,20 @@ def elsewhere(
     self: Commands,
     keys: Any,
     token: bytes,
-    delivery: Delivery,
+    call: Call,
     *,
     ticket: bytes = b"",
-    about: object = None,
     **_: object,
-) -> Call:
+) -> None:
     """As `Commands.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
     words = (token, ticket, b"0")
-    release = load(keys.kind.release)
-    call = Call(keys, release, words, delivery.sent, delivery.expires, delivery.done)
-    call.context = about
+    call.of(keys, load(keys.kind.release), words)
     link: Any = self.link
     if ticket:
         sending = asyncio.create_task(send_once(link._connector._client, call.command(with_source=True)))
         sending.add_done_callback(lambda sent: _settle(call, sent))
     else:
         link.send(call)
-    return call
 
 
 def _settle(call: Call, sent: asyncio.Task[Any]) -> None:

@@ -32,7 +32,7 @@ def by_script(client: Any, script: str, keys: Keys, arguments: tuple[Argument, .
 def by_watch(client: Any, script: str, keys: Keys, arguments: tuple[Argument, ...], now: int) -> Reply:
     """Execute a dialogue; nobody else changes anything meanwhile, so there is no conflict."""
     words = tuple(b"%d" % word if isinstance(word, int) else word for word in arguments)
-    reply = conduct(client, converse(Call(keys, load(script), words, 0.0, 0.0, lambda _: None)), now)
+    reply = conduct(client, converse(Call(0.0, 0.0, lambda _: None).of(keys, load(script), words)), now)
     assert reply is not CONFLICT
     return reply
 

@@ -32,7 +32,7 @@ from redis_sync_aio._core.keys import (
 )
 from redis_sync_aio._core.observing import Attached
 from redis_sync_aio._core.redis_py_words import NAMES_OF_OTHERS as NAMES_OF_OTHERS
-from redis_sync_aio._engine.commands import Commands, Delivery, read_push
+from redis_sync_aio._engine.commands import Commands, read_push
 from redis_sync_aio._engine.snapshot import (
     Decision,
     LockSnapshot,
@@ -119,7 +119,6 @@ __all__ = [
     "Commands",
     "Connection",
     "Decision",
-    "Delivery",
     "Dialogue",
     "Endpoint",
     "Engine",
