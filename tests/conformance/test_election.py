@@ -16,6 +16,7 @@ from redis_sync_aio.instrumentation import observe_all
 from redis_sync_aio.types import Client, Leader, Term
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
+from ..support.inside import lock_keys
 from ..support.sweep import Outcome, sweep
 
 NAME = "scheduler"
@@ -91,6 +92,12 @@ async def test_an_ordinary_lock_of_that_name_is_a_candidate_too(election: Leader
 async def test_a_key_of_another_client_has_no_term(election: LeaderElection, redis: Redis) -> None:
     await redis.set(NAME, "somebody", px=60_000)
     assert await election.leader() == Leader("somebody", None)
+
+
+async def test_a_leader_whose_fence_was_deleted_has_no_term(election: LeaderElection, redis: Redis) -> None:
+    async with election.lead() as term:
+        await redis.delete(lock_keys(NAME.encode()).fence)
+        assert await election.leader() == Leader(term.label, None)
 
 
 # -- resigning, and losing the leadership ------------------------------------------------------------------------------

@@ -165,8 +165,9 @@ def test_a_forked_child_does_not_count_what_its_parent_holds(monkeypatch: pytest
 
 FORKING = """
 import os
+import signal
 from prometheus_client import CollectorRegistry
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from redis_sync_aio.contrib.prometheus import PrometheusObserver
 from redis_sync_aio.instrumentation import Granted, Requested
 
@@ -182,18 +183,25 @@ def gauges():
     return values["redis_sync_aio_held"], values["redis_sync_aio_waiting"]
 
 if child := os.fork():
-    assert os.waitpid(child, 0)[1] == 0
-    assert gauges() == (1, 1), gauges()
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert gauges() == (2, 1), gauges()
     observer.close()
-    assert gauges() == (0, 1), gauges()
+    assert gauges() == (1, 1), gauges()
+    mark_process_dead(child)
+    assert gauges() == (0, 0), gauges()
 else:
     observer(Requested(**facts, name="a:2", request=2))
-    os._exit(0)
+    observer(Granted(**facts, name="a:2", request=2, waited=0.1, contended=False, fence=2, token="u"))
+    observer(Requested(**facts, name="a:3", request=3))
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_in_multi_process_mode_a_forked_child_leaves_the_counts_of_its_parent(tmp_path: Path) -> None:
-    """Its own values begin at zero there, and the gauges are sums over all processes, also once one has closed."""
+    """Its own values begin at zero there, and the gauges are sums over all processes, also once one has closed.
+
+    What a process had that was killed counts until it is marked as dead.
+    """
     done = subprocess.run(
         [sys.executable, "-c", FORKING],
         env=environment(PROMETHEUS_MULTIPROC_DIR=str(tmp_path)),

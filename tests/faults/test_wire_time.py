@@ -13,6 +13,7 @@ import pytest
 
 from redis_sync_aio import AcquireTimeout, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import for_ever, lost_in
@@ -21,7 +22,7 @@ from ..support.partitions import Partition, heal, modes, part, partitions
 from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
 from ..support.sharing import process_grant_of
 from ..support.timed import assert_within, timed
-from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
+from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
 # -- deadlines ---------------------------------------------------------------------------------------------
@@ -482,3 +483,18 @@ async def test_the_error_of_a_task_that_waited_in_the_process(server: EmbeddedSe
             await waiting
         asked.release.set()
         await (await elsewhere).release()
+
+
+async def test_calls_of_a_coordinator_that_was_closed_meanwhile(server: EmbeddedServer) -> None:
+    """D12: one hangs, another is behind it: both fail by the end of the coordinator, and later nothing else does."""
+    async with wired(server, "plain", exit_timeout=0.1) as w:
+        hanging = w.proxy.on(ACQUIRE, HOLD_REPLY, times=None)
+        first = asyncio.create_task(w.lock().try_acquire())
+        await hanging.fired.wait()
+        second = asyncio.create_task(w.lock().try_acquire())
+        await asyncio.sleep(0.01)
+        await w.sync.aclose()
+        await asyncio.wait([first, second])
+        assert [type(task.exception()) for task in (first, second)] == [CoordinatorClosed] * 2
+        await asyncio.sleep(2 * RETRY_FOR)  # see quiet_loop
+        hanging.release.set()

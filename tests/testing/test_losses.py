@@ -193,6 +193,15 @@ async def test_frozen_renewals_let_leases_end_with_their_ttl(sync: Coordinator) 
     await longer.release()
 
 
+async def test_a_renewal_that_fell_due_while_frozen_follows_at_once(sync: Coordinator) -> None:
+    lease = await sync.lock("x", ttl=6).acquire()
+    with freeze_renewals(sync):
+        await wait_until(lambda: lease.remaining() < 3.8, FAST, timeout=60)  # due after 2 seconds
+    await wait_until(lambda: lease.remaining() > 3.9 or lease.lost, FAST, timeout=1)
+    lease.check()
+    await lease.release()
+
+
 async def test_a_client_is_idle_when_nothing_is_left(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """The error lists leases, waiting tasks, coordinators and connections, and what others hold on the server.
 
