@@ -44,7 +44,7 @@ def quoted(messages: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for message in messages.strip().split("\n\n"):
         name, _, said = message.partition(": ")
-        found.setdefault(name, []).append(plain(said))
+        found.setdefault(name, []).append(plain(said.partition("\n    facts: ")[0]))
     return found
 
 
