@@ -23,7 +23,6 @@ from .._recovery.record import (
     check_registry,
     checked,
     robust_grant_of,
-    undo_recorded,
 )
 from ..errors import UndoFailed
 
@@ -105,7 +104,8 @@ class Compensation:
         if lease is not None and not isinstance(lease, RobustLease):
             raise TypeError(f"lease must be a RobustLease, from an AsyncRobustLock, not {shown(lease)}")
         self._grant = None if lease is None else robust_grant_of(lease)
-        self._record = None if self._grant is None else self._grant.writable()
+        if self._grant is not None:
+            self._grant.check_writer()
         self._registry = {} if registry is None else check_registry(registry)
         self._timeout = positive_seconds(timeout, "timeout")
         self._pushed: list[_Pushed] = []
@@ -154,18 +154,18 @@ class Compensation:
         return None
 
     def _push_recorded(self, name: str, arguments: dict[str, object]) -> Coroutine[Any, Any, None]:
-        grant, record = self._grant, self._record
-        if grant is None or record is None:
+        grant = self._grant
+        if grant is None:
             raise TypeError(f"the step {name!r} can be recorded only with a lease: Compensation(lease, registry)")
         check_names((name,), self._registry, grant.name)
         check_arguments(self._registry[name], name, **arguments)
         step = Step(name, checked(arguments, f"arguments of {name!r}"))
-        run = partial(undo_recorded, grant, record, self._registry[name], step)
+        run = partial(grant.undo_step, self._registry[name], step)
 
         async def pushed() -> None:
             self._waiting -= 1
-            record.check_writer(grant)
-            writing = record.add(grant, step)
+            grant.check_writer()
+            writing = grant.add_step(step)
             # It may be on the server from now on, whatever becomes of this task.
             self._pushed.append(_Pushed(name, run, step))
             await writing
@@ -192,7 +192,8 @@ class Compensation:
         """Take the undo steps out of the record: the work is done once it has none."""
         recorded = [pushed.recorded for pushed in self._pushed if pushed.recorded is not None]
         if recorded and self._grant is not None:
-            await self._grant.writable().drop(self._grant, recorded)
+            self._grant.check_writer()
+            await self._grant.drop_steps(recorded)
 
     async def _undo(self, error: BaseException) -> None:
         undoing, left = UndoRunner(self._timeout), 0
@@ -205,8 +206,8 @@ class Compensation:
         self.errors = undoing.failure(after=type(error).__name__)
         if self.errors is not None:
             error.add_note(f"redis_sync_aio: {self.errors}")
-        if left and self._grant is not None and self._record is not None:
-            whom = "a later lease of its identity" if self._record.superseded else "the next holder"
+        if left and self._grant is not None:
+            whom = "a later lease of its identity" if self._grant.superseded else "the next holder"
             error.add_note(f"redis_sync_aio: {left} undo steps of {self._grant.name!r} are left to {whom}")
         if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
             # The body's error propagates; the cancellation stays due.
@@ -216,8 +217,8 @@ class Compensation:
 
     def _may_undo(self) -> bool:
         """Return whether recorded steps are ours to run, and not another holder's."""
-        grant, record = self._grant, self._record
-        return grant is not None and record is not None and grant.remaining() > 0 and not record.superseded
+        grant = self._grant
+        return grant is not None and grant.remaining() > 0 and not grant.superseded
 
 
 async def _call(step: Callable[[], Awaitable[object]]) -> None:

@@ -42,9 +42,6 @@ from .._transport.call import Call
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, UndoFailed, UnknownStep, WrongKeyType
 
 if TYPE_CHECKING:
-    from .._client.replies import Argument
-    from .._leases.grant import Grant
-    from .._leases.manager import GrantManager
     from .._leases.renewals import Sent
     from .._leases.resource import Resource
 
@@ -84,137 +81,6 @@ class Step:
     arguments: dict[str, Json]
 
 
-class WorkRecord:
-    """The record as its holder knows it.
-
-    Invariant: all of it was sent, or is sent by the next write.
-    """
-
-    abandoned: Abandoned | None = None
-    progress: dict[str, Json] | None = None
-    superseded: bool = False
-    """Whether another lease of the same identity writes the record now."""
-    _seq = 0  # of our latest write
-
-    def __init__(self, manager: GrantManager) -> None:
-        self._manager = manager
-        self.writer: bytes = os.urandom(6).hex().encode()
-        """A name that tells this lease from others of the same identity."""
-        self.steps: list[Step] = []
-        self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without writes that were refused
-
-    async def adopt(self, lease: Grant, by: float) -> None:
-        """Replace the record that is there, by ``by`` (local clock)."""
-
-        def answered(call: Call) -> SyncError | None:
-            error = self._connection_error(lease, 0, None, call)
-            return error if error is not None else self._adopted(lease, call.reply)
-
-        words = (lease.fence, lease.ttl_ms, self.writer)
-
-        await self._manager.ask(
-            lease,
-            lambda commands, call: commands.adopt(lease.keys, lease.wire_token, words, call),
-            answered,
-            by,
-        )
-
-    def _adopted(self, lease: Grant, reply: Reply) -> SyncError | None:
-        _, _, before, seq, progress, undo = reply
-        try:
-            self.progress, self.steps = read_json(progress, undo)
-            if before:
-                fence, micros, token = before.split(b" ", 2)
-                at = EPOCH + timedelta(microseconds=int(micros))
-                names = tuple(step.name for step in self.steps)
-                self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            key = text(lease.keys.all[-1])
-            return WrongKeyType.not_ours(lease.name, what="the record", key=key, problem=str(error))
-        self._seq, self._sound = seq, (self.progress, self.steps)
-        return None
-
-    def check_writer(self, lease: Grant) -> None:
-        """Raise LeaseLost, NotHeld or StaleWriter unless ``lease`` may write the record."""
-        lease.check_context()
-        lease.check()
-        if self.superseded:
-            raise StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
-
-    # -- recording -------------------------------------------------------------------------------------
-
-    def set_progress(self, lease: Grant, progress: Mapping[str, object]) -> Awaitable[None]:
-        """Record ``progress`` instead of the one before."""
-        return self._write(lease, checked(progress, "progress"), self.steps)
-
-    def add(self, lease: Grant, step: Step) -> Awaitable[None]:
-        """Record one more step."""
-        return self._write(lease, self.progress, [*self.steps, step])
-
-    async def drop(self, lease: Grant, done: Iterable[Step]) -> None:
-        """Record that some steps are not needed any more, as the work that they undo is complete.
-
-        If that fails, the next write records them again, since the record does not say that the work is complete.
-        """
-        gone = dict.fromkeys(done)
-        try:
-            await self._write(lease, self.progress, [step for step in self.steps if step not in gone])
-        except SyncError:
-            self.steps = [*self.steps, *(step for step in gone if step not in self.steps)]
-            self._sound = self._sound[0], self.steps
-            raise
-
-    def undone(self, lease: Grant, step: Step) -> Awaitable[None]:
-        """Record that a step was run. After the last one all work is undone, so the progress is cleared, too."""
-        left = [other for other in self.steps if other is not step]
-        return self._write(lease, self.progress if left else None, left)
-
-    def clear(self, lease: Grant) -> Awaitable[None]:
-        """Record neither progress nor undo steps."""
-        return self._write(lease, None, [])
-
-    def _write(self, lease: Grant, progress: dict[str, Json] | None, steps: list[Step]) -> Awaitable[None]:
-        # This part runs in the call itself, so that a value that cannot be recorded is refused and changes nothing.
-        words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
-        # Without an await: the next write of another task follows this one on the wire, and includes it.
-        self.progress, self.steps = progress, steps
-        self._seq += 1
-        number = self._seq
-        ttl = self._manager.renewals.due(lease)
-        record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words, self.writer)
-        sent = self._manager.renewals.begin(lease, ttl) if ttl else None
-
-        def answered(call: Call) -> SyncError | None:
-            error = self._connection_error(lease, ttl, sent, call)
-            if not isinstance(error, (CommandRefused, StaleWriter)) or call.ambiguous:
-                self._sound = progress, steps
-            elif number == self._seq:  # it changed nothing, and no later write includes it
-                self.progress, self.steps = self._sound
-            return error
-
-        return self._manager.ask(
-            lease, lambda commands, call: commands.record(lease.keys, lease.wire_token, record, call), answered
-        )
-
-    def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
-        """Return the error of a command about the record of ``lease``, which renewed it by ``ttl`` milliseconds."""
-        if sent is not None:
-            self._manager.renewals.settle(lease, sent, call)
-            if lease.state is HELD:
-                self._manager.keep(lease)
-        if lease.state is LeaseState.LOST:
-            return lease.loss()
-        if call.error is not None:
-            return call.error
-        if call.reply[0] == Renewed.SUPERSEDED:
-            self.superseded = True
-            return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
-        error = self._manager.renewals.apply_answer(lease, ttl, call)
-        if error is None and lease.state is not HELD and call.reply[0] != Renewed.RENEWED:
-            return NotHeld.released(lease.name, before="this was recorded")
-        return error
-
-
 # -- JSON ----------------------------------------------------------------------------------------------------
 
 
@@ -231,10 +97,10 @@ def checked(value: Mapping[str, object], what: str) -> dict[str, Json]:
     return copy
 
 
-def read_json(progress: bytes, undo: bytes) -> tuple[dict[str, Json] | None, list[Step]]:
+def read_json(progress: bytes, undo: bytes) -> tuple[dict[str, Json] | None, tuple[Step, ...]]:
     """Return progress and steps of a record. Raises if we cannot have written it, and so could not write it again."""
     found = json.loads(progress) if progress else None
-    steps = [Step(name, arguments) for name, arguments in (json.loads(undo) if undo else ())]
+    steps = tuple(Step(name, arguments) for name, arguments in (json.loads(undo) if undo else ()))
     for step in steps:
         if not isinstance(step.name, str) or not isinstance(step.arguments, dict):
             raise TypeError(f"an undo step must have a name and a dict of arguments, not {step!r:.200}")
@@ -451,20 +317,14 @@ def _ended_late(task: asyncio.Task[object]) -> None:
         logs.log("undo_ended_late", raised=error, step=task.get_name())
 
 
-async def undo_recorded(lease: Grant, record: WorkRecord, function: UndoStep, step: Step) -> None:
-    """Run a recorded step, and record that it was run. After a crash in between it is run once more."""
-    await function(**step.arguments)
-    await record.undone(lease, step)
-
-
-async def compensate(lease: Grant, record: WorkRecord, registry: Mapping[str, UndoStep], timeout: float) -> None:
+async def compensate(lease: RobustGrant, registry: Mapping[str, UndoStep], timeout: float) -> None:
     """Run the recorded steps in reverse and clear the record; see `RobustLease.compensate`."""
-    check_names((step.name for step in record.steps), check_registry(registry), lease.name)
+    check_names((step.name for step in lease.steps), check_registry(registry), lease.name)
     undoing = UndoRunner(timeout)
-    for step in reversed(tuple(record.steps)):
-        if undoing.cancelled is not None or not lease.remaining() or record.superseded:
+    for step in reversed(lease.steps):
+        if undoing.cancelled is not None or not lease.remaining() or lease.superseded:
             break  # the rest stays recorded for the next holder
-        await undoing.run(step.name, undo_recorded(lease, record, registry[step.name], step))
+        await undoing.run(step.name, lease.undo_step(registry[step.name], step))
     failure = undoing.failure(lock=lease.name)
     if undoing.cancelled is not None:
         if failure is not None:
@@ -476,26 +336,150 @@ async def compensate(lease: Grant, record: WorkRecord, registry: Mapping[str, Un
     if failure is not None:
         raise failure
     if not undoing.count:
-        record.check_writer(lease)
-        await record.clear(lease)
+        lease.check_writer()
+        await lease.clear_record()
 
 
-# -- Grants and leases of robust locks, with a record of the protected work. See `_recovery.record` ------------
+# -- The grants of robust locks, which have the record, and their leases ---------------------------------------
 
 
 class RobustGrant(Grant):
-    """A grant of a robust lock, with the record of the protected work."""
+    """A grant of a robust lock, with the record of the protected work as this lease knows it.
 
-    record: WorkRecord | None = None
-    """The record; None until its adoption is sent, which is before the acquisition returns."""
+    Invariant: all of the record was sent, or is sent by the next write.
+    """
+
+    writer: bytes = b""
+    """A name that tells this lease from others of the same identity. Empty until the adoption of the record is sent."""
     adopted = False
-    """True once the server has confirmed the adoption."""
+    """True once the server has confirmed the adoption, which is before the acquisition returns."""
+    superseded: bool = False
+    """True if another lease of the same identity writes the record now."""
+    abandoned: Abandoned | None = None
+    progress: dict[str, Json] | None = None
+    steps: tuple[Step, ...] = ()
+    _sound: tuple[dict[str, Json] | None, tuple[Step, ...]] = None, ()  # without writes that were refused
+    _seq = 0  # of our latest write
 
-    def writable(self) -> WorkRecord:
-        """Return the record for a write. Raises LeaseLost, NotHeld or StaleWriter."""
-        assert self.record is not None  # it was adopted before the lease was handed out
-        self.record.check_writer(self)
-        return self.record
+    async def adopt(self, by: float) -> None:
+        """Replace the record that is there, by ``by`` (local clock)."""
+
+        def answered(call: Call) -> SyncError | None:
+            error = self._connection_error(0, None, call)
+            return error if error is not None else self._take(call.reply)
+
+        self.writer = os.urandom(6).hex().encode()
+        words = (self.fence, self.ttl_ms, self.writer)
+
+        await self.manager.hub.manager.ask(
+            self,
+            lambda commands, call: commands.adopt(self.keys, self.wire_token, words, call),
+            answered,
+            by,
+        )
+
+    def _take(self, reply: Reply) -> SyncError | None:
+        """Take over the record that was there; return the error if it is not ours."""
+        _, _, before, seq, progress, undo = reply
+        try:
+            self.progress, self.steps = read_json(progress, undo)
+            if before:
+                fence, micros, token = before.split(b" ", 2)
+                at = EPOCH + timedelta(microseconds=int(micros))
+                names = tuple(step.name for step in self.steps)
+                self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            key = text(self.keys.all[-1])
+            return WrongKeyType.not_ours(self.name, what="the record", key=key, problem=str(error))
+        self._seq, self._sound = seq, (self.progress, self.steps)
+        return None
+
+    def check_writer(self) -> None:
+        """Raise LeaseLost, NotHeld or StaleWriter unless this lease may write the record."""
+        self.check_context()
+        self.check()
+        if self.superseded:
+            raise StaleWriter(name=self.name, identity=self.identity, fence=self.fence)
+
+    # -- recording -------------------------------------------------------------------------------------
+
+    def record(self, progress: Mapping[str, object]) -> Awaitable[None]:
+        """Record ``progress`` instead of the one before."""
+        return self._write(checked(progress, "progress"), self.steps)
+
+    def add_step(self, step: Step) -> Awaitable[None]:
+        """Record one more step."""
+        return self._write(self.progress, (*self.steps, step))
+
+    async def drop_steps(self, done: Iterable[Step]) -> None:
+        """Record that some steps are not needed any more, as the work that they undo is complete.
+
+        If that fails, the next write records them again, since the record does not say that the work is complete.
+        """
+        gone = dict.fromkeys(done)
+        try:
+            await self._write(self.progress, tuple(step for step in self.steps if step not in gone))
+        except SyncError:
+            self.steps = (*self.steps, *(step for step in gone if step not in self.steps))
+            self._sound = self._sound[0], self.steps
+            raise
+
+    def clear_record(self) -> Awaitable[None]:
+        """Record neither progress nor undo steps."""
+        return self._write(None, ())
+
+    async def undo_step(self, function: UndoStep, step: Step) -> None:
+        """Run a recorded step, and record that it was run. After a crash in between it is run once more.
+
+        After the last one all work is undone, so the progress is cleared, too.
+        """
+        await function(**step.arguments)
+        left = tuple(other for other in self.steps if other is not step)
+        await self._write(self.progress if left else None, left)
+
+    def _write(self, progress: dict[str, Json] | None, steps: tuple[Step, ...]) -> Awaitable[None]:
+        # This part runs in the call itself, so that a value that cannot be recorded is refused and changes nothing.
+        words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
+        # Without an await: the next write of another task follows this one on the wire, and includes it.
+        self.progress, self.steps = progress, steps
+        self._seq += 1
+        manager, number = self.manager.hub.manager, self._seq
+        ttl = manager.renewals.due(self)
+        record: tuple[Argument, ...] = (self.fence, ttl, self.ttl_ms, number, *words, self.writer)
+        sent = manager.renewals.begin(self, ttl) if ttl else None
+
+        def answered(call: Call) -> SyncError | None:
+            error = self._connection_error(ttl, sent, call)
+            if not isinstance(error, (CommandRefused, StaleWriter)) or call.ambiguous:
+                self._sound = progress, steps
+            elif number == self._seq:  # it changed nothing, and no later write includes it
+                self.progress, self.steps = self._sound
+            return error
+
+        return manager.ask(
+            self, lambda commands, call: commands.record(self.keys, self.wire_token, record, call), answered
+        )
+
+    def _connection_error(self, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
+        """Return the error of a command about the record, which renewed the lease by ``ttl`` milliseconds."""
+        manager = self.manager.hub.manager
+        if sent is not None:
+            manager.renewals.settle(self, sent, call)
+            if self.state is HELD:
+                manager.keep(self)
+        if self.state is LeaseState.LOST:
+            return self.loss()
+        if call.error is not None:
+            return call.error
+        if call.reply[0] == Renewed.SUPERSEDED:
+            self.superseded = True
+            return StaleWriter(name=self.name, identity=self.identity, fence=self.fence)
+        error = manager.renewals.apply_answer(self, ttl, call)
+        if error is None and self.state is not HELD and call.reply[0] != Renewed.RENEWED:
+            return NotHeld.released(self.name, before="this was recorded")
+        return error
+
+    # -- the end ---------------------------------------------------------------------------------------
 
     def release_args(self) -> tuple[Argument, ...]:
         """Return the trailing arguments of its release: the writer of the record, and whether it must be kept.
@@ -503,10 +487,10 @@ class RobustGrant(Grant):
         It is deleted if the holder released the lock, and no body under it failed. A lease that is lost, or taken away,
         is not released by its holder.
         """
-        if self.record is None:
+        if not self.writer:
             return ()
         finished = self.adopted and not self.body_failed and self.state is LeaseState.RELEASING
-        return self.record.writer, b"0" if finished else b"1"
+        return self.writer, b"0" if finished else b"1"
 
 
 class RobustLease(GuardingLease):
@@ -530,8 +514,7 @@ class RobustLease(GuardingLease):
         The value is what was found at the grant, and does not change. If the same identity acquires the lock again,
         that lease finds under `progress` what this one has recorded since.
         """
-        record = self._robust.record
-        return None if record is None else record.abandoned
+        return self._robust.abandoned
 
     @property
     def progress(self) -> dict[str, Json] | None:
@@ -539,8 +522,7 @@ class RobustLease(GuardingLease):
 
         It changes with each `record` of this lease that the server has confirmed.
         """
-        record = self._robust.record
-        return None if record is None else record.progress
+        return self._robust.progress
 
     async def record(self, progress: Mapping[str, object]) -> None:
         """Record how far the work has come, so that the next holder knows if this one ends without a release.
@@ -573,7 +555,8 @@ class RobustLease(GuardingLease):
                 await lease.record({"charged": 120})
             ```
         """
-        await self._robust.writable().set_progress(self._robust, progress)
+        self._robust.check_writer()
+        await self._robust.record(progress)
 
     async def compensate(self, steps: Mapping[str, UndoStep], *, timeout: Seconds = 10.0) -> None:
         """Run the undo steps that an abandoned holder has recorded, in reverse order, and clear the record.
@@ -597,12 +580,13 @@ class RobustLease(GuardingLease):
 
         On cancellation the present step is finished (within ``timeout``) and recorded. Then the cancellation goes on.
         """
-        grant = self._robust
-        await compensate(grant, grant.writable(), steps, positive_seconds(timeout, "timeout"))
+        self._robust.check_writer()
+        await compensate(self._robust, steps, positive_seconds(timeout, "timeout"))
 
     async def clear_record(self) -> None:
         """Delete progress and undo steps, as a clean release would. Errors and cancellation are those of `record`."""
-        await self._robust.writable().clear(self._robust)
+        self._robust.check_writer()
+        await self._robust.clear_record()
 
 
 def robust_grant_of(lease: RobustLease) -> RobustGrant:
@@ -620,31 +604,25 @@ async def adopting(granting: Awaitable[Grant | None], resource: Resource, within
     if lease is None:
         return None
     assert isinstance(lease, RobustGrant)  # the request asked for one
-    record = lease.record = WorkRecord(resource.hub.manager)
     try:
-        await record.adopt(lease, max(ends, now() + resource.hub.options.response_timeout))
+        await lease.adopt(max(ends, now() + resource.hub.options.response_timeout))
     except BaseException:
-        undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
+        undo_in(resource.hub.loop, partial(_not_adopted, resource, lease))
         raise
     lease.adopted = True
     return lease
 
 
-def _not_adopted(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
+def _not_adopted(resource: Resource, lease: RobustGrant) -> None:
     """Give back a grant whose adoption was cancelled, refused or lost, or got no answer.
 
     The release follows the adoption on the wire, and puts back the record that the adoption may have replaced.
     """
-    lease.joined |= record.superseded  # by another lease of the identity, which still has it
-    if lease.identity is not None:
-        _withdraw(resource, lease, record)
+    lease.joined |= lease.superseded  # by another lease of the identity, which still has it
+    if lease.identity is not None:  # make the lease that adopted the record before this one its writer again
+        words = (lease.fence, lease.ttl_ms, lease.writer, 1)
+        resource.hub.manager.releases.send(
+            lambda commands, call: commands.adopt(lease.keys, lease.wire_token, words, call),
+            now() + resource.hub.retry_for,
+        )
     resource.decline(lease)
-
-
-def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
-    """Make the lease that adopted the record before this one its writer again, if the identity has one."""
-    words = (lease.fence, lease.ttl_ms, record.writer, 1)
-    resource.hub.manager.releases.send(
-        lambda commands, call: commands.adopt(lease.keys, lease.wire_token, words, call),
-        now() + resource.hub.retry_for,
-    )

@@ -293,7 +293,7 @@ async def test_a_late_copy_from_before_a_restart_changes_nothing(
             await undo.push("refund", order=2)
             before = await redis.hgetall(RECORD)
             for seq in (2, 100):
-                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first._robust.record.writer)  # type: ignore[union-attr]
+                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first._robust.writer)
                 code, _ = await redis.eval(load("robust/record").source, 5, *KEYS.all, *words)  # type: ignore[arg-type]
                 assert code == 3
             assert await redis.hgetall(RECORD) == before
