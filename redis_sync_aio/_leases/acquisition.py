@@ -427,7 +427,7 @@ class Acquisition:
         unheard = not self._queued and now() - self.sent > resource.hub.options.response_timeout - EARLY
         cause = resource.hub.connection_error_of(resource.keys)
         if cause is not None or unheard:
-            return unanswered(resource.keys, cause, within=within, script=resource.keys.kind.acquire)
+            return unanswered(resource.keys, cause, seconds=within, script=resource.keys.kind.acquire)
         return timeout_error(resource, within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:

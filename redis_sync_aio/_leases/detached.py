@@ -16,7 +16,7 @@ from .._core.clock import now
 from .._core.keys import Keys, PermitKeys
 from .._scripts.constants import WRITER_WEIGHT
 from ..errors import NotHeld, WouldDeadlock
-from ..errors._leases import RELEASE_TO_WRITE
+from ..errors._base import RELEASE_TO_WRITE, listed
 from .grant import Grant, TaskRef, current_ref, ended
 from .manager import GrantManager
 from .settings import ENDLESS
@@ -44,7 +44,16 @@ def to_release(held: Sequence[L], *names: str) -> L:
     left_behind = [lease for lease in leases if lease.acquirer is not None and ended(lease.acquirer)]
     if len(left_behind) == 1:
         return left_behind[0]
-    raise NotHeld.by_this_task(names, holders=[_holder(lease) for lease in held])
+    found = "neither does any other task of this process. Release the lease where it was acquired"
+    if holders := [_holder(lease) for lease in held]:
+        more = f" and {len(holders) - MAX_HOLDERS} more" if len(holders) > MAX_HOLDERS else ""
+        shown = ", ".join(holders[:MAX_HOLDERS]) + more
+        found = f"in this process it is held by {shown}. Release that very lease: lease.release()"
+    raise NotHeld(f"this task holds no lease on {listed(names)}; {found}")
+
+
+MAX_HOLDERS = 5
+"""Holders that one message shows."""
 
 
 def _holder(lease: Grant) -> str:

@@ -559,7 +559,7 @@ class Hub:
         """Raise WrongContext or CoordinatorClosed unless it may be used here and now."""
         self.check_context()
         if self.why_closed is not None:
-            raise CoordinatorClosed.used(self.why_closed)
+            raise CoordinatorClosed(f"this coordinator cannot be used any more: {self.why_closed}. Create a new one")
 
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
@@ -604,7 +604,10 @@ class Hub:
         self.uses += 1
         resource = self.resources.get(keys.id)
         if self.emptied is not None:
-            raise CoordinatorClosed.draining(text(keys.name), self.held_back)
+            why = f"the coordinator is being closed and grants {text(keys.name)!r} no longer: create a new one"
+            error = CoordinatorClosed(why)
+            error._held_back = self.held_back
+            raise error
         if resource is None:
             if spare is not None and spare.hub is self:
                 resource = spare

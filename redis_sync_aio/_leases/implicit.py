@@ -47,7 +47,7 @@ class Binding:
             hub.check()
             return hub
         if self.why_closed is not None:
-            raise CoordinatorClosed.used(self.why_closed)
+            raise CoordinatorClosed(f"this coordinator cannot be used any more: {self.why_closed}. Create a new one")
         hub = self.started = Hub(self.options, self.owned)
         return hub
 

@@ -159,7 +159,8 @@ class Resource:
 
     def give_up(self, why: str) -> Iterator[None]:
         """End all waits with CoordinatorClosed, one with each step."""
-        error = CoordinatorClosed.while_waiting(self.name, why, self.hub.held_back)
+        error = CoordinatorClosed(f"the wait for {self.name!r} ended: {why}")
+        error._held_back = self.hub.held_back
         for cohort in self.cohorts.values():
             cohort.give_up(error)
         for acquisition in list(self.acquisitions.values()):

@@ -20,6 +20,7 @@ from .._core.keys import KINDS, READ_WRITE, PermitKeys
 from .._scripts.constants import WRITER_WEIGHT, Look, stated_limit
 from .._transport.call import Call
 from ..errors import AcquireTimeout, WaitTimeout
+from ..errors._base import RELEASE_TO_WRITE, held_elsewhere, held_here, no_answer, time_allowed
 
 if TYPE_CHECKING:
     from .._inspection.views import NameView
@@ -214,28 +215,29 @@ def timeout_error(
     """
     if closed := resource.keys.kind.closed:
         return WaitTimeout(name=resource.name, within=within, answered=answered, closed=closed)
-    own = sum(lease.weight for lease in resource.leases)
-    held_by, paused = ("", False) if resource.waits is None else (resource.waits.held_by, resource.waits.paused)
-    remaining = resource.holder_remaining()
+    name, waits, own = resource.name, resource.waits, sum(lease.weight for lease in resource.leases)
+    held_by = "" if waits is None else waits.held_by
     if weight and permits != WRITER_WEIGHT:
-        return AcquireTimeout.of_permits(
-            resource.name,
-            within=within,
-            remaining=remaining,
-            answered=answered,
-            weight=weight,
-            limit=0 if paused else stated_limit(permits) or None,  # the server may have another one than 0
-            held_here=own,
-            held_by=held_by,
-        )
-    return AcquireTimeout.of_lock(
-        resource.name,
-        within=within,
-        remaining=remaining,
+        limit = stated_limit(permits)  # the server may have another one than 0
+        failed = f"did not have {weight} of its {f'{limit} ' if limit else ''}permits free"
+        them, mine, use = "them", f"{own} of them", ""
+    else:
+        failed, them, mine, use = "was not free", "it", "it", "use AsyncReentrantLock"
+        if isinstance(resource.keys, PermitKeys):
+            use = RELEASE_TO_WRITE if weight == WRITER_WEIGHT > own else "go on with that lease"
+    if not answered:
+        failed, why = "was not granted", no_answer(name)
+    elif waits is not None and waits.paused:
+        failed, why = "was not granted", "it is paused by a limit of 0, until resize() raises it"
+    elif own:
+        why = held_here(mine, use)
+    else:
+        why = (None if waits is None else waits.data) or held_elsewhere(them, held_by)
+    return AcquireTimeout(
+        f"{name!r} {failed}{time_allowed(within)}: {why}",
+        name=name,
+        remaining=resource.holder_remaining(),
         answered=answered,
-        held_here=own > 0,
-        reads_here=weight == WRITER_WEIGHT > own if isinstance(resource.keys, PermitKeys) else None,
-        data=None if resource.waits is None else resource.waits.data,
         held_by=held_by,
     )
 

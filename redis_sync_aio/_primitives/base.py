@@ -315,7 +315,9 @@ class Primitive(LeaseContext[L]):
             await lease.release()
             return
         if not await self._release_token(token):
-            raise NotHeld.by_identity(self.name, text(token), holders=await self._holders())
+            holders = await self._holders()
+            found = f" but by {holders}: nothing was changed" if holders else ", nor by anybody else"
+            raise NotHeld(f"{self.name!r} is not held by {text(token)!r}{found}")
 
     async def _release_token(self, token: bytes) -> bool:
         """Release what ``token`` holds on the server, from any process; return False if it holds nothing."""

@@ -138,7 +138,11 @@ def why_no_fence(name: str, votes: Votes, quorum: int) -> Unreachable | None:
         return None
     last = min(lease.fence for _, lease in granted)
     ahead = {vote.server + 1: (lease.fence - last) / 1_000_000 for vote, lease in granted}
-    return Unreachable.clocks_apart(name, servers=len(votes.all), needed=quorum, allowed=APART, ahead=ahead)
+    shown = ", ".join(f"no. {number}: {seconds:+.0f} s" for number, seconds in ahead.items())
+    return Unreachable(
+        f"the fences for {name!r} of the servers that answered differ by more than {APART:g} seconds ({shown}), and "
+        f"{quorum} of {len(votes.all)} servers have to agree: set their clocks, or bring the other servers back"
+    )
 
 
 class RedlockGrant(GroupGrant):

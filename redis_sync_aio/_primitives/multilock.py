@@ -28,6 +28,7 @@ from .._leases.resource import Resource
 from .._leases.settings import HELD, LeaseState
 from .._transport.call import Call
 from ..errors import AcquireTimeout, CommandRefused, LeaseLost, LossReason, WouldDeadlock
+from ..errors._base import held_elsewhere, held_here, listed, no_answer, time_allowed
 from .base import LeaseOptions, Wanted, followed
 from .lock import PlainLock
 
@@ -513,8 +514,19 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         try:
             return self._grant(await (self._all_or_none(wanted) if within == 0 else self._acquire_all(within, wanted)))
         except AcquireTimeout as error:
-            here = any(lock._leases() for lock in self._locks if lock.name == error.name)
-            raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
+            if not error.answered:
+                why = no_answer(error.name)
+            elif any(lock._leases() for lock in self._locks if lock.name == error.name):
+                why = held_here(repr(error.name))
+            else:
+                why = held_elsewhere(repr(error.name), error.held_by)
+            raise AcquireTimeout(
+                f"could not acquire all of {listed(self.names)}{time_allowed(within)}: {why}",
+                name=error.name,
+                remaining=error.remaining,
+                answered=error.answered,
+                held_by=error.held_by,
+            ) from error
 
     @explains_words_of_redis_py
     def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[MultiLease | None]:

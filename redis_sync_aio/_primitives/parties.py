@@ -94,7 +94,8 @@ class Gate(PermitPrimitive[BaseLease]):
         )
         count = int(reply)
         if count < 0:
-            raise LimitMismatch.of_count(name=self.name, expected=self.whole, found=-count)
+            why = f"this latch began at {-count}, not {self.whole}: give the same count everywhere"
+            raise LimitMismatch(name=self.name, expected=self.whole, found=-count, why=why)
         return count
 
 
@@ -319,7 +320,8 @@ MAX_PARTIES = 1000
 def _refused(answer: Answer, weight: int, *, name: str, parties: int) -> SyncError:
     """Return the error for a party that was not let in."""
     if answer.outcome is Outcome.MISMATCH:
-        return LimitMismatch.of_parties(name=name, expected=parties, found=answer.number)
+        why = f"others wait for {answer.number} parties, and this one for {parties}: give the same number everywhere"
+        return LimitMismatch(name=name, expected=parties, found=answer.number, why=why)
     return BrokenBarrierError(name=name, broken=answer.more > 0)
 
 

@@ -20,6 +20,7 @@ from .._leases.hold import Acquiring, LeaseContext, OnLost
 from .._leases.implicit import CoordinatorLike
 from .._leases.lease import BaseLease
 from ..errors import AcquireTimeout
+from ..errors._base import held_elsewhere, time_allowed
 from .base import LeaseOptions, Wanted, followed
 from .lock import PlainLock
 from .majority import Majority, RedlockGrant, check_apart, several
@@ -256,6 +257,9 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         return followed(lock._at_work(), "redlock", (self.name,), granting, waits=waits, label=label)
 
     def _not_in_time(self, within: float | None) -> NoReturn:
-        raise AcquireTimeout.of_majority(
-            self.name, quorum=self._majority.quorum, servers=len(self._locks), within=within
+        quorum, servers = self._majority.quorum, len(self._locks)
+        raise AcquireTimeout(
+            f"{self.name!r} was not free on {quorum} of {servers} servers{time_allowed(within)}: "
+            f"{held_elsewhere('it')}",
+            name=self.name,
         )

@@ -17,6 +17,7 @@ from .._leases.resource import Resource
 from .._scripts.constants import WRITER_WEIGHT, ReleaseReply
 from .._transport.call import Call
 from ..errors import NotHeld, SyncError, WouldDeadlock
+from ..errors._base import RELEASE_TO_WRITE
 from .base import Face, L, LeaseOptions, PermitPrimitive, by_scripts
 
 __all__ = ["AsyncReadWriteLock", "ReadSide", "WriteSide"]
@@ -38,7 +39,8 @@ class Side(PermitPrimitive[L]):
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             resource.decline(lease)
             writes = lease.weight == WRITER_WEIGHT
-            raise WouldDeadlock.other_side(self.name, identity=text(lease.wire_token), writes=writes)
+            has = "writing: go on with that lease, or downgrade() it" if writes else f"reading: {RELEASE_TO_WRITE}"
+            raise WouldDeadlock(f"{text(lease.wire_token)!r} holds {self.name!r} already, for {has}")
         return lease
 
     def _held(self) -> list[Grant]:

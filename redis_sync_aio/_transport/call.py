@@ -18,7 +18,7 @@ from .._core.display import text
 from .._core.keys import Keys
 from .._scripts import Script
 from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
-from ..errors._base import copy_error
+from ..errors._base import copy_error, within
 
 T = TypeVar("T")
 
@@ -175,20 +175,29 @@ def unanswered(
     keys: Keys,
     cause: BaseException | None = None,
     before: SyncError | None = None,
-    within: float | None = None,
+    seconds: float | None = None,
     script: str = "",
 ) -> Unreachable:
     """Return the error for a command about ``keys`` whose outcome is not known.
 
     ``cause`` is the reason why there is no reply, if it is known, ``before`` the error of an earlier attempt, and
-    ``within`` the limit in seconds that the caller has set. ``script`` is the name of the script that was sent.
+    ``seconds`` the limit that the caller has set. ``script`` is the name of the script that was sent.
     """
-    name = text(keys.name)
+    name, limit = text(keys.name), "in time" if seconds is None else within(seconds)
     if cause is not None and not isinstance(cause, EXPECTED):
-        error = Unreachable.client_raised(name, seconds=within, raised=message_of(cause))
+        error = Unreachable(
+            f"a command for {name!r} got no answer {limit}: the client raised {message_of(cause)}. That is neither a "
+            "reply of Redis nor a failure of the network; check the code that the client calls while it connects, such "
+            "as a credential provider"
+        )
     else:
-        code = before.code if isinstance(before, CommandRefused) else ""
-        error = Unreachable.unanswered(name, seconds=within, cause=cause, code=code, what=_asked(keys, script))
+        error = Unreachable(
+            f"Redis did not answer {_asked(keys, script)} {name!r} {limit}"
+            + (f": {type(cause).__name__}" if cause else "")
+            + (f": {str(cause).rstrip('.')}" if cause and str(cause) else "")
+            + (f"; before that it answered {before.code}" if isinstance(before, CommandRefused) else "")
+            + "; check the server and the network, or allow more time (retry_for, timeout)"
+        )
     error.__cause__ = cause or before
     return error
 
@@ -235,8 +244,8 @@ def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     """Return the error for a call whose time is up: the reason for its failures, or that its outcome is unknown."""
     error = call.connection_error
     if error is None or (call.ambiguous and isinstance(error, CommandRefused)):
-        within = round(now() - call.begun, 1) or None
-        return unanswered(call.keys, cause, error, within=within, script=call.script.name)
+        waited = round(now() - call.begun, 1) or None
+        return unanswered(call.keys, cause, error, seconds=waited, script=call.script.name)
     return error
 
 
@@ -253,7 +262,10 @@ def not_allowed(message: str, what: str) -> Exception:
     """Return the error to raise for an error reply to ``what`` while a connection was set up."""
     if error_code(message) in TRANSIENT:
         return redis.exceptions.ConnectionError(message)
-    return PushUnavailable.not_allowed(what, reply=message)
+    return PushUnavailable(
+        f"the server does not allow {what}, which pushed wake-ups need: {message}; allow it, or use "
+        'Coordinator(client, push="never") to poll instead'
+    )
 
 
 def refused_for_good(error: Exception) -> SyncError:

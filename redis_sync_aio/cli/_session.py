@@ -19,21 +19,12 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Final, NoReturn, TextIO
 
 import typer
+from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SlaveNotFoundError
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    AuthenticationWrongNumberOfArgsError,
-    AuthorizationError,
-    NoPermissionError,
-    RedisClusterException,
-    RedisError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 from rich.console import Console
 
 from redis_sync_aio import CommandRefused, SyncError
@@ -54,7 +45,7 @@ BUG: Final = 70
 DENIED: Final = 77
 """EX_NOPERM."""
 INTERRUPTED: Final = 130
-EXPECTED: Final = (RedisError, RedisClusterException, SyncError, OSError)
+EXPECTED: Final = (exceptions.RedisError, exceptions.RedisClusterException, SyncError, OSError)
 """The errors that servers and networks cause; any other exception is a bug."""
 COMMON_EXITS: Final = {
     USAGE: "wrong usage, or an address that cannot be read",
@@ -81,11 +72,11 @@ def explained(error: BaseException, address: Address) -> Failure:
     if isinstance(error, BaseExceptionGroup):
         return explained(error.exceptions[0], address)
     where = address.shown
-    if isinstance(error, (AuthenticationError, AuthenticationWrongNumberOfArgsError)):
+    if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)):
         return Failure(f"{where} refused the login: {_reason(error)}. {_LOG_IN}", DENIED)
     if isinstance(error, PermissionDenied):
         return Failure(f"{where}: {_reason(error)}", DENIED)
-    if isinstance(error, (NoPermissionError, AuthorizationError)):
+    if isinstance(error, (exceptions.NoPermissionError, exceptions.AuthorizationError)):
         what = f"{where} refused a command: {_reason(error)}. The rights: {_RIGHTS}"
         return Failure(what, DENIED)
     if isinstance(error, CommandRefused) and error.code == "MOVED":
@@ -98,9 +89,11 @@ def explained(error: BaseException, address: Address) -> Failure:
         return Failure(f"no primary was found for {where}. {advice}", UNREACHABLE)
     if address.topology == "sentinel" and "unknown command 'sentinel'" in str(error).lower():
         return Failure(f"cannot use {where}: that is no sentinel. For a server, use redis://HOST:PORT", UNREACHABLE)
-    if isinstance(error, RedisClusterException):
+    if isinstance(error, exceptions.RedisClusterException):
         return Failure(_about_cluster(error, address), UNREACHABLE)
-    if isinstance(error, (RedisConnectionError, RedisTimeoutError, OSError)) and not isinstance(error, SyncError):
+    if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)) and not isinstance(
+        error, SyncError
+    ):
         return Failure(f"cannot reach {where}: {_reason(error)}. {_advice(error, address)}", UNREACHABLE)
     return Failure(f"{where}: {_reason(error)}", UNREACHABLE)
 
@@ -122,9 +115,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
-def _about_cluster(error: RedisClusterException, address: Address) -> str:
+def _about_cluster(error: exceptions.RedisClusterException, address: Address) -> str:
     for one in _chain(error):
-        if isinstance(one, (AuthenticationError, NoPermissionError)):
+        if isinstance(one, (exceptions.AuthenticationError, exceptions.NoPermissionError)):
             return str(explained(one, address))
     advice = "Check --url (or REDIS_URL) and that its nodes run; for a server that is no cluster, use redis://HOST:PORT"
     return f"cannot use {address.shown}: {_reason(error)}. {advice}"
@@ -136,7 +129,7 @@ def _advice(error: BaseException, address: Address) -> str:
         return "Name the authority of its certificate with --tls-ca FILE"
     if tls:
         return "Does it speak TLS? If not, use redis:// in place of rediss://"
-    if address.tls and isinstance(error, (RedisTimeoutError, TimeoutError)):
+    if address.tls and isinstance(error, (exceptions.TimeoutError, TimeoutError)):
         return "Does it run, and does it speak TLS? If not, use redis:// in place of rediss://"
     if "closed by server" in str(error).lower() and not address.tls:
         return "If it speaks TLS, use rediss:// in place of redis://"

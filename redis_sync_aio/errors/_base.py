@@ -40,6 +40,29 @@ def page(name: str, section: str = "") -> str:
     return f"{SITE}{name}/" + (f"#{section}" if section else "")
 
 
+RELEASE_TO_WRITE = "release that lease before you acquire the write side"
+"""Advice to a reader that wants to write."""
+_LONGER = "wait longer, or look at statistics() for the holders"
+
+
+def time_allowed(seconds: float | None) -> str:
+    """Return the time that a request was allowed to wait, for a message; empty if that was unlimited."""
+    return "" if seconds is None else f" {within(seconds)}"
+
+
+def held_here(it: str, use: str = "") -> str:
+    """Say that this process holds ``it``, and what to do if the task waits for itself."""
+    itself = f"If the holder is the very task that asks, it waits for itself{f': {use}' if use else ''}"
+    return f"this process holds {it}. {itself}; else {_LONGER}"
+
+
+def held_elsewhere(it: str, held_by: str = "") -> str:
+    """Say that others hold ``it``, and who if that is known."""
+    if held_by:
+        return f"{'' if it in ('it', 'them') else f'{it} is '}held by {held_by}; {_LONGER}"
+    return f"others hold {it} or wait for {'them' if it == 'them' else 'it'}; {_LONGER}"
+
+
 class SyncError(Exception):
     """The base of every error of a lock, a lease, a transaction or a coordinator.
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from asyncio import BrokenBarrierError as AsyncioError
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from ._base import SyncError, listed, no_answer, within
-from ._base import within as within_
-
-RELEASE_TO_WRITE = "release that lease before you acquire the write side"
-"""Advice to a reader that wants to write."""
-_MAX_HOLDERS = 5
-"""Holders that one message shows."""
+from ._base import SyncError, no_answer, time_allowed
 
 
 class AcquireTimeout(SyncError, TimeoutError):
@@ -46,75 +40,6 @@ class AcquireTimeout(SyncError, TimeoutError):
         self.answered = answered
 
     @staticmethod
-    def of_lock(
-        name: str,
-        *,
-        within: float | None,
-        remaining: float | None,
-        answered: bool,
-        held_here: bool,
-        reads_here: bool | None = None,
-        data: str | None = None,
-        held_by: str = "",
-    ) -> AcquireTimeout:
-        """Return the error for a lock, or a side of a read/write lock, that was not granted in time.
-
-        Args:
-            name: The attribute.
-            remaining: The attribute.
-            answered: The attribute.
-            within: The seconds that it was waited for.
-            held_here: This process holds it.
-            reads_here: Of a read/write lock: this process reads it, and wants to write. None: it has no sides.
-            data: What to say of its key, if that is no lock.
-            held_by: The attribute.
-        """
-        failed = f"{name!r} was not {'free' if answered else 'granted'}{_within(within)}"
-        if not answered:
-            why = no_answer(name)
-        elif held_here:
-            use = "use AsyncReentrantLock"
-            if reads_here is not None:
-                use = RELEASE_TO_WRITE if reads_here else "go on with that lease"
-            why = _held_here("it", use)
-        else:
-            why = _held_elsewhere("it", held_by) if data is None else data
-        return AcquireTimeout(f"{failed}: {why}", name=name, remaining=remaining, answered=answered, held_by=held_by)
-
-    @staticmethod
-    def of_permits(
-        name: str,
-        *,
-        within: float | None,
-        remaining: float | None,
-        answered: bool,
-        weight: int,
-        limit: int | None,
-        held_here: int,
-        held_by: str = "",
-    ) -> AcquireTimeout:
-        """Return the error for permits that were not granted in time.
-
-        Args:
-            name: The attribute.
-            remaining: The attribute.
-            answered: The attribute.
-            within: The seconds that it was waited for.
-            weight: The permits that were asked for.
-            limit: All that there are, 0 while they are paused, None if it left that to the server.
-            held_here: The permits that this process holds.
-            held_by: The attribute.
-        """
-        if not answered:
-            why = f"{name!r} was not granted{_within(within)}: {no_answer(name)}"
-        elif limit == 0:
-            why = f"{name!r} was not granted{_within(within)}: it is paused by a limit of 0, until resize() raises it"
-        else:
-            why = f"{name!r} did not have {weight} of its {f'{limit} ' if limit else ''}permits free{_within(within)}: "
-            why += _held_here(f"{held_here} of them", "") if held_here else _held_elsewhere("them", held_by)
-        return AcquireTimeout(why, name=name, remaining=remaining, answered=answered, held_by=held_by)
-
-    @staticmethod
     def taken(name: str, *, remaining: float | None, weight: int = 0, data: str | None = None) -> AcquireTimeout:
         """Return the error for ``timeout=0`` and something that is not free.
 
@@ -125,50 +50,6 @@ class AcquireTimeout(SyncError, TimeoutError):
         advice = ", and this call does not wait: give it time to wait, or try again later"
         why = advice if data is None else f": {data}"
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
-
-    @staticmethod
-    def of_several(
-        names: Collection[str], cause: AcquireTimeout, *, within: float | None, held_here: bool
-    ) -> AcquireTimeout:
-        """Return the error for several locks of which one, named by ``cause``, was not granted in time."""
-        if not cause.answered:
-            why = no_answer(cause.name)
-        else:
-            why = _held_here(repr(cause.name), "") if held_here else _held_elsewhere(repr(cause.name), cause.held_by)
-        return AcquireTimeout(
-            f"could not acquire all of {listed(names)}{_within(within)}: {why}",
-            name=cause.name,
-            remaining=cause.remaining,
-            answered=cause.answered,
-            held_by=cause.held_by,
-        )
-
-    @staticmethod
-    def of_majority(name: str, *, quorum: int, servers: int, within: float | None) -> AcquireTimeout:
-        """Return the error for a lock that was not free on ``quorum`` of so many ``servers``."""
-        return AcquireTimeout(
-            f"{name!r} was not free on {quorum} of {servers} servers{_within(within)}: {_held_elsewhere('it')}",
-            name=name,
-        )
-
-
-_LONGER = "wait longer, or look at statistics() for the holders"
-
-
-def _within(seconds: float | None) -> str:
-    return "" if seconds is None else f" {within(seconds)}"
-
-
-def _held_here(it: str, use: str) -> str:
-    """Say that this process holds ``it``, and what to do if the task waits for itself."""
-    itself = f"If the holder is the very task that asks, it waits for itself{f': {use}' if use else ''}"
-    return f"this process holds {it}. {itself}; else {_LONGER}"
-
-
-def _held_elsewhere(it: str, held_by: str = "") -> str:
-    if held_by:
-        return f"{'' if it in ('it', 'them') else f'{it} is '}held by {held_by}; {_LONGER}"
-    return f"others hold {it} or wait for {'them' if it == 'them' else 'it'}; {_LONGER}"
 
 
 class QueueFull(AcquireTimeout):
@@ -210,7 +91,14 @@ class LimitMismatch(SyncError, ValueError):
     """
 
     def __init__(
-        self, *, name: str, expected: int | None, found: int | None, weight: int = 0, resized: bool = False
+        self,
+        *,
+        name: str,
+        expected: int | None,
+        found: int | None,
+        weight: int = 0,
+        resized: bool = False,
+        why: str = "",
     ) -> None:
         """Word the message.
 
@@ -220,9 +108,12 @@ class LimitMismatch(SyncError, ValueError):
             found: The attribute.
             weight: What was asked for, if it is too heavy for the server's limit.
             resized: The server's limit was set by `resize`.
+            why: The message of a latch or a barrier.
         """
         now = "0 (paused)" if found == 0 else found
-        if found is None:
+        if why:
+            pass
+        elif found is None:
             why = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
         elif weight:
             why = f"a weight of {weight} never fits into its limit of {found}: ask for less, or resize() it"
@@ -238,21 +129,6 @@ class LimitMismatch(SyncError, ValueError):
         self.name = name
         self.expected = expected
         self.found = found
-
-    @staticmethod
-    def of_count(*, name: str, expected: int, found: int) -> LimitMismatch:
-        """Return the error for a latch that began at another count."""
-        error = LimitMismatch(name=name, expected=expected, found=found)
-        error.args = (f"{name!r}: this latch began at {found}, not {expected}: give the same count everywhere",)
-        return error
-
-    @staticmethod
-    def of_parties(*, name: str, expected: int, found: int) -> LimitMismatch:
-        """Return the error for a barrier at which others wait for another number of parties."""
-        error = LimitMismatch(name=name, expected=expected, found=found)
-        why = f"{name!r}: others wait for {found} parties, and this one for {expected}: give the same number everywhere"
-        error.args = (why,)
-        return error
 
 
 class WouldDeadlock(SyncError, RuntimeError):
@@ -270,12 +146,6 @@ class WouldDeadlock(SyncError, RuntimeError):
             f"a body of this task holds {name!r} (fence {fence}), so the task would wait for itself: {use}"
         )
 
-    @staticmethod
-    def other_side(name: str, *, identity: str, writes: bool) -> WouldDeadlock:
-        """Return the error for an identity that already holds the other side of a read/write lock."""
-        has, use = ("writing", "go on with that lease, or downgrade() it") if writes else ("reading", RELEASE_TO_WRITE)
-        return WouldDeadlock(f"{identity!r} holds {name!r} already, for {has}: {use}")
-
 
 class NotHeld(SyncError):
     """A lease was released or checked that this task, or this identity, does not hold. Nothing was changed.
@@ -283,22 +153,6 @@ class NotHeld(SyncError):
     Release the lease object itself (``lease.release()``) if another task acquired it. Also raised at the end of an
     ``async with`` that did not begin, as after ``push_async_exit(lock)``.
     """
-
-    @staticmethod
-    def by_this_task(names: Collection[str], *, holders: Sequence[str]) -> NotHeld:
-        """Return the error for a release by a task without a lease; ``holders`` are the holders in this process."""
-        found = "neither does any other task of this process. Release the lease where it was acquired"
-        if holders:
-            more = f" and {len(holders) - _MAX_HOLDERS} more" if len(holders) > _MAX_HOLDERS else ""
-            shown = ", ".join(holders[:_MAX_HOLDERS]) + more
-            found = f"in this process it is held by {shown}. Release that very lease: lease.release()"
-        return NotHeld(f"this task holds no lease on {listed(names)}; {found}")
-
-    @staticmethod
-    def by_identity(name: str, identity: str, *, holders: str) -> NotHeld:
-        """Return the error for a release by an identity without a lease; ``holders`` are the server's, if any."""
-        found = f" but by {holders}: nothing was changed" if holders else ", nor by anybody else"
-        return NotHeld(f"{name!r} is not held by {identity!r}{found}")
 
     @staticmethod
     def released(name: str, *, before: str = "") -> NotHeld:
@@ -611,7 +465,7 @@ class WaitTimeout(SyncError, TimeoutError):
             answered: The attribute.
         """
         why = f"{closed}; wait longer, or find out which process is missing" if answered else no_answer(name)
-        super().__init__(f"{name!r} did not open{'' if within is None else f' {within_(within)}'}: {why}")
+        super().__init__(f"{name!r} did not open{time_allowed(within)}: {why}")
         self.name = name
         self.answered = answered
 

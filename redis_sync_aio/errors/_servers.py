@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ._base import SyncError, listed, page, within
+from ._base import SyncError, listed, page
 
 
 class Unreachable(SyncError, RedisConnectionError):
@@ -20,40 +20,6 @@ class Unreachable(SyncError, RedisConnectionError):
     """
 
     @staticmethod
-    def unanswered(
-        name: str,
-        *,
-        seconds: float | None,
-        cause: BaseException | None,
-        code: str = "",
-        what: str = "a command for",
-    ) -> Unreachable:
-        """Return the error for a command about ``name`` without a reply.
-
-        ``seconds`` is the caller's limit. ``cause`` says why there is no reply, if that is known. ``code`` is that of
-        the refusal of an earlier attempt. ``what`` says which command it was, as in "the release of".
-        """
-        return Unreachable(
-            f"Redis did not answer {what} {name!r} {'in time' if seconds is None else within(seconds)}"
-            + (f": {type(cause).__name__}" if cause else "")
-            + (f": {str(cause).rstrip('.')}" if cause and str(cause) else "")
-            + (f"; before that it answered {code}" if code else "")
-            + "; check the server and the network, or allow more time (retry_for, timeout)"
-        )
-
-    @staticmethod
-    def client_raised(name: str, *, seconds: float | None, raised: str) -> Unreachable:
-        """Return the error for a command about ``name`` without a reply, because the caller's client raised an error.
-
-        ``seconds`` is the caller's limit.
-        """
-        return Unreachable(
-            f"a command for {name!r} got no answer {'in time' if seconds is None else within(seconds)}: the client "
-            f"raised {raised}. That is neither a reply of Redis nor a failure of the network; check the code that the "
-            "client calls while it connects, such as a credential provider"
-        )
-
-    @staticmethod
     def minority(
         name: str, *, answered: int, servers: int, needed: int, seconds: float, others: str = ""
     ) -> Unreachable:
@@ -61,18 +27,6 @@ class Unreachable(SyncError, RedisConnectionError):
         return Unreachable(
             f"{answered} of {servers} servers answered about {name!r} within {seconds:g} seconds, {needed} have to"
             f"{f'. {others}' if others else '; check the servers and the network'}"
-        )
-
-    @staticmethod
-    def clocks_apart(name: str, *, servers: int, needed: int, allowed: float, ahead: dict[int, float]) -> Unreachable:
-        """Return the error for servers whose clocks, and so whose fences, differ by more than ``allowed`` seconds.
-
-        ``ahead`` has for the number of each server that answered how many seconds it is ahead of the slowest.
-        """
-        shown = ", ".join(f"no. {number}: {seconds:+.0f} s" for number, seconds in ahead.items())
-        return Unreachable(
-            f"the fences for {name!r} of the servers that answered differ by more than {allowed:g} seconds ({shown}), "
-            f"and {needed} of {servers} servers have to agree: set their clocks, or bring the other servers back"
         )
 
 
@@ -194,14 +148,6 @@ class PushUnavailable(SyncError):
     The message says what is missing. Allow it, or use ``push="auto"`` or ``"never"``: waiters then poll.
     """
 
-    @staticmethod
-    def not_allowed(what: str, *, reply: str) -> PushUnavailable:
-        """Return the error for a server that answered ``reply`` to the command ``what``."""
-        return PushUnavailable(
-            f"the server does not allow {what}, which pushed wake-ups need: {reply}; allow it, or use "
-            'Coordinator(client, push="never") to poll instead'
-        )
-
 
 HeldBack: TypeAlias = "Callable[[], Awaitable[None]]"
 
@@ -215,26 +161,6 @@ class CoordinatorClosed(SyncError):
 
     _held_back: HeldBack | None = None
     """Function to await before it is raised; None: it is raised immediately."""
-
-    def _until(self, held_back: HeldBack | None) -> CoordinatorClosed:
-        self._held_back = held_back
-        return self
-
-    @staticmethod
-    def draining(name: str, held_back: HeldBack | None = None) -> CoordinatorClosed:
-        """Return the error for a request about ``name`` to a coordinator that is being closed."""
-        why = f"the coordinator is being closed and grants {name!r} no longer: create a new one"
-        return CoordinatorClosed(why)._until(held_back)
-
-    @staticmethod
-    def while_waiting(name: str, why: str, held_back: HeldBack | None = None) -> CoordinatorClosed:
-        """Return the error for a request about ``name`` that waits when the coordinator is closed."""
-        return CoordinatorClosed(f"the wait for {name!r} ended: {why}")._until(held_back)
-
-    @staticmethod
-    def used(why: str) -> CoordinatorClosed:
-        """Return the error for the use of a coordinator that is closed."""
-        return CoordinatorClosed(f"this coordinator cannot be used any more: {why}. Create a new one")
 
 
 class WrongContext(SyncError, RuntimeError):

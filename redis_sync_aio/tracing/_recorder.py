@@ -6,20 +6,8 @@ import asyncio
 import threading
 from collections import deque
 
+from .._core import events
 from .._core.clock import now
-from .._core.events import (
-    ConnectionLost,
-    ConnectionRestored,
-    Event,
-    Granted,
-    HandedOver,
-    Lost,
-    Released,
-    RenewedLate,
-    Requested,
-    Stalled,
-    Withdrawn,
-)
 from ._timeline import Mark, Timeline, Turn, duration
 
 MARKS = 1000
@@ -41,10 +29,13 @@ class Recorder:
         self._started = now()
         self._stopped: float | None = None
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Record one event."""
         with self._lock:
-            if isinstance(event, (Requested, HandedOver, Granted, Withdrawn, Released, Lost)):
+            if isinstance(
+                event,
+                (events.Requested, events.HandedOver, events.Granted, events.Withdrawn, events.Released, events.Lost),
+            ):
                 self._record(event)
             else:
                 self._mark(event)
@@ -64,8 +55,8 @@ class Recorder:
         started = min((turn.asked for turn in turns), default=self._started) if dropped else self._started
         return Timeline(started, self._stopped or now(), turns, marks, dropped)
 
-    def _record(self, event: Event) -> None:
-        if isinstance(event, Requested):
+    def _record(self, event: events.Event) -> None:
+        if isinstance(event, events.Requested):
             if len(self._open) >= self._limit:
                 self._dropped += 1
                 return
@@ -77,34 +68,34 @@ class Recorder:
         if turn is None:  # it began before the trace, or was dropped
             return
         match event:
-            case HandedOver():
+            case events.HandedOver():
                 turn.handed_over = True
-            case Granted():
+            case events.Granted():
                 turn.granted, turn.fence, turn.contended = event.time, event.fence, event.contended
-            case Withdrawn():
+            case events.Withdrawn():
                 self._end(turn, event, event.outcome, "" if event.error is None else str(event.error))
-            case Released():
+            case events.Released():
                 self._end(turn, event, "released")
-            case Lost():
+            case events.Lost():
                 self._end(turn, event, "lost", event.reason)
 
-    def _end(self, turn: Turn, event: Event, outcome: str, note: str = "") -> None:
+    def _end(self, turn: Turn, event: events.Event, outcome: str, note: str = "") -> None:
         turn.ended, turn.outcome, turn.note = event.time, outcome, note
         del self._open[event.request]
         self._dropped += len(self._ended) == self._limit
         self._ended.append(turn)
 
-    def _mark(self, event: Event) -> None:
+    def _mark(self, event: events.Event) -> None:
         match event:
-            case ConnectionLost():
+            case events.ConnectionLost():
                 self._lost_connections.setdefault(event.server, event.time)
-            case ConnectionRestored():
+            case events.ConnectionRestored():
                 since = self._lost_connections.pop(event.server, event.time - event.after)
                 self._add(since, f"connection to {event.server} lost", until=event.time)
-            case Stalled():
+            case events.Stalled():
                 text = f"event loop stalled for {duration(event.seconds)}"
                 self._add(event.time - event.seconds, text, until=event.time)
-            case RenewedLate():
+            case events.RenewedLate():
                 self._add(event.time, f"renewed {duration(event.lateness)} late", event.name)
 
     def _add(self, time: float, text: str, name: str = "", until: float | None = None) -> None:

@@ -371,8 +371,10 @@ LINES: dict[str, Callable[[], object]] = {
     "read_only": lambda: logs.log("read_only", server=HOST, why="READONLY You can't write against a read only replica"),
     "polling_instead": lambda: logs.log(
         "polling_instead",
-        why=PushUnavailable.not_allowed(
-            "SUBSCRIBE and PUBLISH on rsa:*", reply="NOPERM User app has no permissions to run the 'subscribe' command"
+        why=PushUnavailable(
+            "the server does not allow SUBSCRIBE and PUBLISH on rsa:*, which pushed wake-ups need: NOPERM User app has "
+            "no permissions to run the 'subscribe' command; allow it, or use Coordinator(client, push=\"never\") to "
+            "poll instead"
         ),
     ),
     "watch_instead": lambda: logs.log(

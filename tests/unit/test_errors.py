@@ -15,7 +15,6 @@ from redis_sync_aio.errors import (
     BrokenBarrierError,
     CommandRefused,
     Conflict,
-    CoordinatorClosed,
     FingerprintMismatch,
     LeaseLost,
     LimitMismatch,
@@ -23,7 +22,6 @@ from redis_sync_aio.errors import (
     NotHeld,
     OutcomeUnknown,
     PartiallyApplied,
-    PushUnavailable,
     QueueFull,
     ResultNotKept,
     RunInterrupted,
@@ -41,9 +39,8 @@ from redis_sync_aio.errors import (
 
 from ..support.inside import Misuse, copy_error
 
-LATE = AcquireTimeout.of_lock("x", within=0.5, remaining=1.5, answered=True, held_here=False)
 ERRORS = [
-    LATE,
+    AcquireTimeout("x", name="x", remaining=1.5, held_by="web-3:812"),
     LeaseLost(name="x", reason="taken", fence=7, held_for=1.5, given_back=("y",), servers=(1, 3, 2)),
     LimitMismatch(name="x", expected=2, found=3),
     BrokenBarrierError(name="x", broken=True),
@@ -67,25 +64,11 @@ ERRORS = [
 ]
 
 ABOUT_A_LOCK = [
-    LimitMismatch.of_parties(name="x", expected=2, found=3),
-    LimitMismatch.of_count(name="x", expected=2, found=3),
     WouldDeadlock.own_body("x", fence=7, use="go on"),
-    WouldDeadlock.other_side("x", identity="me", writes=True),
-    NotHeld.by_this_task(["x"], holders=[]),
-    NotHeld.by_identity("x", "me", holders="'you'"),
     NotHeld.released("x", before="it was used"),
-    Unreachable.unanswered("x", seconds=1.5, cause=OSError("away"), code="LOADING"),
-    Unreachable.client_raised("x", seconds=None, raised="KeyError: 'host'"),
     Unreachable.minority("x", answered=1, servers=3, needed=2, seconds=0.2),
-    Unreachable.clocks_apart("x", servers=3, needed=2, allowed=10, ahead={1: 0.0, 2: 3600.0}),
     WrongKeyType.not_ours("x", what="the record", key="{x}:record", problem="not JSON"),
-    CoordinatorClosed.draining("x"),
-    CoordinatorClosed.while_waiting("x", "it was closed"),
-    AcquireTimeout.of_lock("x", within=None, remaining=None, answered=True, held_here=True, reads_here=False),
-    AcquireTimeout.of_permits("x", within=0.5, remaining=1.5, answered=True, weight=2, limit=3, held_here=1),
     AcquireTimeout.taken("x", remaining=1.5, data="'value'"),
-    AcquireTimeout.of_several(("x", "y"), LATE, within=0.5, held_here=False),
-    AcquireTimeout.of_majority("x", quorum=2, servers=3, within=0.5),
     CommandRefused.answered("x", code="WRONGTYPE", reply="WRONGTYPE a list", keys=("x", "{x}:queue"), repeated=True),
     UndoFailed.of_steps([ValueError("a")], steps=2, lock="x"),
     TransactionMisuse.other_slot("x", key="y"),
@@ -96,8 +79,6 @@ ABOUT_A_LOCK = [
 """The situations in which an error is about one lock, or one key: "x"."""
 ABOUT_NONE = [
     NotHeld.not_entered("this hold()"),
-    PushUnavailable.not_allowed("HELLO", reply="NOPERM"),
-    CoordinatorClosed.used("it was closed"),
     *(TransactionMisuse.of(misuse, "GET", "NOPERM") for misuse in Misuse),
     UndoFailed.too_long("refund", seconds=1.5, ended=True),
 ]
