@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -191,15 +191,14 @@ class Lock(RedisLock):
             return await granting() is not None
         refused: WithdrawnOutcome = "timeout" if wait and not (limit is not None and limit <= 0) else "taken"
         name = text(self._keys.name)
-        return await observers.follow("lock", name, lambda _: granting(keep=True), refused=refused) is not None
+        return await observers.follow("lock", name, lambda _: granting(), refused=refused) is not None
 
-    async def _granted(self, wait: bool, limit: float | None, chosen: bytes | None, keep: bool = False) -> Grant | None:
-        """Return the grant of an `acquire`; ``keep`` it, so that observers hear of its end."""
-        request = partial(self._request, keep)
+    async def _granted(self, wait: bool, limit: float | None, chosen: bytes | None) -> Grant | None:
+        """Return the grant of an `acquire`; None if the lock was taken all the time allowed."""
         if wait and limit is None and chosen is None:
-            return await request(wait=True)
+            return await self._request(wait=True)
         ends = math.inf if limit is None else now() + limit
-        if (grant := await request(chosen)) is not None:
+        if (grant := await self._request(chosen)) is not None:
             return grant
         left = ends - now()
         if not wait or not left > 0:
@@ -207,26 +206,26 @@ class Lock(RedisLock):
         timeout = None if left == math.inf else left
         try:
             if chosen is None:
-                return await request(wait=True, timeout=timeout)
+                return await self._request(wait=True, timeout=timeout)
             async with asyncio.timeout(None if timeout is None else timeout + LAST_LOOK):
-                return await self._poll(partial(request, chosen), ends)
+                return await self._poll(chosen, ends)
         except (TimeoutError, Unreachable) as error:
             # Without a cause Redis is well: the time was too short to answer this second request.
             if isinstance(error, Unreachable) and (error.__cause__ is not None or now() < ends):
                 raise
             return None
 
-    async def _poll(self, request: Callable[[], Awaitable[Grant | None]], ends: float) -> Grant | None:
+    async def _poll(self, token: bytes, ends: float) -> Grant | None:
         """Ask for the lock again and again until ``ends`` (local clock)."""
         sleep = max(real_seconds(self.sleep, "sleep") or 0.0, 0.001)
         while (left := ends - now()) > 0:
             await asyncio.sleep(min(sleep, left))
-            if (grant := await request()) is not None:
+            if (grant := await self._request(token)) is not None:
                 return grant
         return None
 
     async def _request(
-        self, keep: bool, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
+        self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
     ) -> Grant | None:
         resource, ttl_ms = hub_of(self.redis).resource(self._keys), self._ttl_ms()
         request = _request(ttl_ms, auto_renew=False, identity=token, joins=False, wait=wait, look_every=LOOK_EVERY)
@@ -237,7 +236,7 @@ class Lock(RedisLock):
         resource.drop(lease)  # not kept for the caller: only a release or its timeout ends it
         task = _task()
         self.local.token = lease.wire_token
-        acquired = Acquired(lease.wire_token, lease.deadline, ref(task), lease if keep else None)
+        acquired = Acquired(lease.wire_token, lease.deadline, ref(task), lease)
         self._latest = self._mine[task] = acquired
         self._release_uncertain = None
         return lease

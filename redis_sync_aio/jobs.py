@@ -137,7 +137,7 @@ def once(
         ```
     """
     options = _checked(keep, on_crash, get_args(OnCrash), ttl, timeout)
-    return _Once(name, _Run(client, slot_name(name, slot), options))
+    return _Once(client, slot_name(name, slot), options)
 
 
 def slot_name(name: str, slot: object) -> str:
@@ -155,7 +155,8 @@ class _Options(NamedTuple):
     """The checked options of work that is done once."""
 
     keep_ms: int
-    on_crash: str
+    repeats: bool
+    """True if work whose run did not come to its end is run again."""
     ttl: Seconds
     timeout: float | None
 
@@ -164,7 +165,7 @@ def _checked(keep: Seconds, on_crash: str, choices: tuple[str, ...], ttl: Second
     """Return the options; raise TypeError or ValueError for a bad one."""
     one_of(on_crash, choices, "on_crash")
     ttl_ms(ttl)
-    return _Options(ttl_ms(keep, "keep"), on_crash, ttl, timeout_seconds(timeout))
+    return _Options(ttl_ms(keep, "keep"), on_crash == "again", ttl, timeout_seconds(timeout))
 
 
 class _Work:
@@ -177,48 +178,37 @@ class _Work:
         self._options = options
 
 
-class _Once(AbstractAsyncContextManager["Lease | None"]):
-    """The result of `once`: an ``async with`` that is entered once."""
+class _Once(_Work, AbstractAsyncContextManager["Lease | None"]):
+    """One entry into a slot, an ``async with`` that is entered once: it runs the body, or is skipped."""
 
-    def __init__(self, name: str, run: _Run) -> None:
-        self._name = name
-        self._run = run
-        self._body: AbstractAsyncContextManager[Lease | None] | None = None
+    _entered: AbstractAsyncContextManager[Lease | None] | None = None
 
     async def __aenter__(self) -> Lease | None:
-        if self._body is not None:
+        if self._entered is not None:
             raise RuntimeError("this once() was entered before: call once() again for another run")
-        self._body = self._run.body()
-        return await self._body.__aenter__()
+        self._entered = self._body()
+        return await self._entered.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        if self._body is None:
+        if self._entered is None:
             await leave_unentered("this once()", error)
             return None
-        return await self._body.__aexit__(kind, error, trace)
+        return await self._entered.__aexit__(kind, error, trace)
 
     def __call__(self, function: object) -> NoReturn:
         raise TypeError(
             f"once() is not a decorator, it is entered by `async with`: decorate {called(function)} with "
-            f"once_per(client, {self._name!r})"
+            f"once_per(client, {self._lock.name!r})"
         )
 
-
-class _Run(_Work):
-    """One entry into a slot: it runs the body, or is skipped."""
-
-    @property
-    def _skips(self) -> bool:
-        return self._options.on_crash == "skip"
-
     @asynccontextmanager
-    async def body(self) -> AsyncIterator[Lease | None]:
+    async def _body(self) -> AsyncIterator[Lease | None]:
         """Yield the lease, and mark the slot as done after that; yield None if it is skipped."""
         state = await self._state(await self._read())
         if state is None:
-            skips, lock, said = self._skips, self._lock, None
+            skips, lock, said = not self._options.repeats, self._lock, None
             lease = await (lock.try_acquire() if skips else lock.acquire(timeout=self._options.timeout))
             if lease is not None:
                 async with lease:
@@ -238,7 +228,7 @@ class _Run(_Work):
     async def _state(self, said: Mapping[str, Any] | None) -> SlotState | None:
         """Return the state of a slot whose mark says ``said``; None: the body may run."""
         while said is not None and not is_done(said):
-            if not self._skips:
+            if self._options.repeats:
                 return None  # it waits for a run, and repeats one that failed
             if await self._lock.locked():
                 return "running"
@@ -311,8 +301,7 @@ def once_per(
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            run = _Run(client_of_call(), slots.of(bound.arguments), options, name)
-            async with run.body() as lease:
+            async with _Once(client_of_call(), slots.of(bound.arguments), options, name) as lease:
                 return None if lease is None else await function(*args, **kwargs)
 
         return call
@@ -449,10 +438,6 @@ class _JobCall(_Work):
         super().__init__(client, name, options)
         self._fingerprint, self._codec = fingerprint, codec
 
-    @property
-    def _raises(self) -> bool:
-        return self._options.on_crash == "raise"
-
     async def answer(self, function: Callable[[], Awaitable[Any]]) -> Any:
         """Return the result that another call has kept, or run ``function`` under the lock.
 
@@ -495,21 +480,21 @@ class _JobCall(_Work):
         self, lease: Lease, function: Callable[[], Awaitable[Any]], seen: bytes | None, flight: Flight
     ) -> None:
         """Run the function under ``lease``, unless another call has kept a result."""
-        begun = {FINGERPRINT: self._fingerprint}
+        begun, repeats = {FINGERPRINT: self._fingerprint}, self._options.repeats
         # A run that did not end is replaced, unless it must be reported. ``seen`` may be outdated: `begin` compares.
-        while (found := await self._mark.begin(lease, begun, None if self._raises else seen)) is not None:
+        while (found := await self._mark.begin(lease, begun, seen if repeats else None)) is not None:
             if self._is_kept(found):
                 flight.tell(found)
                 self._result, self._answered = self._read_result(found), True
                 return
-            if self._raises:
+            if not repeats:
                 raise RunInterrupted(name=self._lock.name, mark=self._mark.key)
             seen = found
         flight.tell(self._mark.text_of(lease, begun))
         try:
             value = await function()
         except BaseException as error:
-            if isinstance(error, Exception) or not self._raises:  # of a cancelled run it is not known how far it came
+            if repeats or isinstance(error, Exception):  # of a cancelled run it is not known how far it came
                 self._mark.forget(lease, begun, functools.partial(_note, error))
             raise
         # The function has had its effect. Nothing is awaited before the result is sent, and nothing makes the mark

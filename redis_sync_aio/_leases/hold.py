@@ -409,7 +409,7 @@ class Acquired:
     token: bytes
     deadline: float  # local clock
     task: ref[asyncio.Task[object]] | None
-    grant: Grant | None = None  # there if it is observed
+    grant: Grant | None = None
     released: bool = False  # through the object by which it was acquired
 
     def ended(self, *, released: bool) -> None:

@@ -150,7 +150,11 @@ class Compensation:
         function = check_function(step, repr(step))
         check_arguments(function, repr(step), *args, **kwargs)
         what = getattr(step, "__qualname__", type(step).__name__)
-        self._pushed.append(_Pushed(what, partial(_call, partial(function, *args, **kwargs))))
+
+        async def run() -> None:
+            await function(*args, **kwargs)
+
+        self._pushed.append(_Pushed(what, run))
         return None
 
     def _push_recorded(self, name: str, arguments: dict[str, object]) -> Coroutine[Any, Any, None]:
@@ -183,15 +187,10 @@ class Compensation:
             )
             await self._undo(error)
             raise error
-        if error is None:
-            await self._complete()
-        else:
-            await self._undo(error)
-
-    async def _complete(self) -> None:
-        """Take the undo steps out of the record: the work is done once it has none."""
         recorded = [pushed.recorded for pushed in self._pushed if pushed.recorded is not None]
-        if recorded and self._grant is not None:
+        if error is not None:
+            await self._undo(error)
+        elif recorded and self._grant is not None:  # the work is done once its record has no undo steps
             self._grant.check_writer()
             await self._grant.drop_steps(recorded)
 
@@ -219,7 +218,3 @@ class Compensation:
         """Return whether recorded steps are ours to run, and not another holder's."""
         grant = self._grant
         return grant is not None and grant.remaining() > 0 and not grant.superseded
-
-
-async def _call(step: Callable[[], Awaitable[object]]) -> None:
-    await step()
