@@ -115,7 +115,7 @@ class WriteTurn(Protocol):
 class TurnCheck:
     """A precheck that looks whether somebody has the turn, and then takes our own."""
 
-    keys = ()
+    keys: tuple[bytes, ...] = ()
 
     def __init__(self, turn: WriteTurn, take: Wait) -> None:
         self._turn = turn
@@ -368,25 +368,14 @@ class BodyScope:
 class CommitGuard(Precheck, Protocol):
     """The condition of a commit: the lease on the lock ``name`` holds at that moment."""
 
-    @property
-    def name(self) -> str:
-        """Name of the lock."""
-        ...
-
-    @property
-    def retry_for(self) -> float:
-        """Seconds for which a commit is tried."""
-        ...
-
-    @property
-    def response_timeout(self) -> float | None:
-        """Seconds for which an answer may be waited for; None: as the client says."""
-        ...
-
-    @property
-    def exit_timeout(self) -> float:
-        """Seconds for which a commit goes on after a cancellation."""
-        ...
+    name: str
+    """Name of the lock."""
+    retry_for: float
+    """Seconds for which a commit is tried."""
+    response_timeout: float | None
+    """Seconds for which an answer may be waited for; None: as the client says."""
+    exit_timeout: float
+    """Seconds for which a commit goes on after a cancellation."""
 
     def check(self) -> None:
         """Raise LeaseLost or NotHeld when it does not hold by our own clock."""

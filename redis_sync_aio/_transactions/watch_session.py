@@ -31,10 +31,8 @@ Wait: TypeAlias = Callable[[], Awaitable[None]]
 class Precheck(Protocol):
     """A condition of a transaction. It is read right behind the first WATCH, in the same write."""
 
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """The keys that change with the answer; they are watched, too."""
-        ...
+    keys: tuple[bytes, ...]
+    """The keys that change with the answer; they are watched, too."""
 
     def commands(self) -> Sequence[Encodables]:
         """Return the commands that read it; none when there is nothing to ask."""
