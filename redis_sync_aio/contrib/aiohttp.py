@@ -24,6 +24,7 @@ from . import missing
 
 try:
     from aiohttp import web
+    from aiohttp.typedefs import Middleware
 except ModuleNotFoundError as _error:
     raise missing(_error, __name__, "redis_sync_aio[aiohttp]") from _error
 
@@ -242,12 +243,6 @@ async def _gone(request: web.Request) -> None:
     """Return when the client has disconnected."""
     while (transport := request.transport) is not None and not transport.is_closing():
         await asyncio.sleep(GONE_INTERVAL)
-
-
-class Middleware(Protocol):
-    """A middleware of aiohttp."""
-
-    async def __call__(self, request: web.Request, handler: Handler) -> web.StreamResponse: ...
 
 
 def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
