@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha1
-from typing import Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
 
 from .._core.display import shown
 
@@ -119,61 +118,6 @@ def _length(line: bytes) -> int:
         return int(line)
     except ValueError:
         raise ProtocolError(f"not a length: {line[:40]!r}") from None
-
-
-class Owner(Protocol):
-    """The object that a socket reports to."""
-
-    def opened(self, socket: Socket) -> None: ...
-    def received(self, socket: Socket, frame: Frame) -> None: ...
-    def failed(self, error: Exception) -> None: ...
-
-
-class Socket(asyncio.Protocol):
-    """A connection that reports whole frames, and at last one of the kind END."""
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
-        self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
-        self.ended = False
-        self.lost = asyncio.Event()
-        self.lost.set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none, and does the same
-        self.lost.clear()
-        self._owner.opened(self)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in self._splitter.feed(data):
-                self._owner.received(self, frame)
-        except ProtocolError as error:
-            self._owner.failed(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.ended = True
-        self.lost.set()
-        self._owner.received(self, Frame(self._splitter.rest(), END))
-
-    def write(self, data: bytes) -> None:
-        if data and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def write_eof(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
-
-    def close(self) -> None:
-        """Close after what was written."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close now."""
-        if self._transport is not None:
-            self._transport.abort()
 
 
 Predicate: TypeAlias = Callable[[list[bytes]], bool]

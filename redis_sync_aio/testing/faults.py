@@ -25,7 +25,7 @@ from .._core import arguments
 from .._core.arguments import is_async
 from .._core.display import shown
 from ..embedded import EmbeddedServer
-from ._resp import END, Dialogue, Frame, Predicate, Socket, anything, arg, as_bytes, command, script
+from ._resp import END, Dialogue, Frame, Predicate, ProtocolError, Splitter, anything, arg, as_bytes, command, script
 
 __all__ = [
     "Action",
@@ -254,6 +254,53 @@ Upstream: TypeAlias = EmbeddedServer | tuple[str, int] | str
 _WAKE = Frame(b"", "wake")  # makes the downward lane look for answers that do not come from the server
 
 
+class _Socket(asyncio.Protocol):
+    """A connection that reports whole frames, and at last one of the kind END."""
+
+    def __init__(self, link: _Link) -> None:
+        self._link = link
+        self._splitter = Splitter()
+        self._transport: asyncio.Transport | None = None
+        self.ended = False
+        self.lost = asyncio.Event()
+        self.lost.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none, and does the same
+        self.lost.clear()
+        self._link.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._splitter.feed(data):
+                self._link.received(self, frame)
+        except ProtocolError as error:
+            self._link.failed(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
+        self.lost.set()
+        self._link.received(self, Frame(self._splitter.rest(), END))
+
+    def write(self, data: bytes) -> None:
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def write_eof(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def close(self) -> None:
+        """Close after what was written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
 class _Lane:
     """One direction of a link."""
 
@@ -281,7 +328,7 @@ class _Link:
         self.proxy = proxy
         self.closed = False
         self.task: asyncio.Task[None] | None = None
-        self.client, self._server = Socket(self), Socket(self)
+        self.client, self._server = _Socket(self), _Socket(self)
         self._up, self._down = _Lane(self, self._from_client), _Lane(self, self._from_server)
         self._dialogue: Dialogue[Passage] = Dialogue()
         self._rules: set[Rule] = set()  # that act here
@@ -299,13 +346,13 @@ class _Link:
             await self.client.lost.wait()
             await self._server.lost.wait()
 
-    def opened(self, socket: Socket) -> None:
+    def opened(self, socket: _Socket) -> None:
         if socket is self.client:
             self.proxy._opened(self)
         elif self.closed:
             socket.abort()
 
-    def received(self, socket: Socket, frame: Frame) -> None:
+    def received(self, socket: _Socket, frame: Frame) -> None:
         (self._up if socket is self.client else self._down).put(frame)
         if self.client.ended and self._server.ended:
             self.close()
@@ -526,7 +573,7 @@ class FaultProxy:
         link.task.add_done_callback(self._links.pop)
         self._notify()
 
-    async def _connect(self, side: Socket) -> None:
+    async def _connect(self, side: _Socket) -> None:
         loop = asyncio.get_running_loop()
         if isinstance(self._upstream, str):
             await loop.create_unix_connection(lambda: side, self._upstream)
@@ -550,7 +597,7 @@ class FaultProxy:
         await asyncio.sleep(max(0.0, arrived + self.latency - asyncio.get_running_loop().time()))
         await self._flow.wait()
 
-    async def _write(self, side: Socket, data: bytes) -> None:
+    async def _write(self, side: _Socket, data: bytes) -> None:
         size = self.fragment or len(data) or 1
         for at in range(0, len(data), size):
             if at:
