@@ -186,7 +186,7 @@ class Lock(RedisLock):
             self.blocking_timeout if blocking_timeout is None else blocking_timeout, "blocking_timeout"
         )
         chosen = None if token is None else encode(self.redis, token, "token")
-        granting, observers = partial(self._granted, wait, limit, chosen), hub_of(self.redis).observers
+        granting, observers = partial(self._granted, wait, limit, chosen), hub_of(self.redis).observing.observers
         if observers is None:
             return await granting() is not None
         refused: WithdrawnOutcome = "timeout" if wait and not (limit is not None and limit <= 0) else "taken"

@@ -221,7 +221,7 @@ class _Once(_Work, AbstractAsyncContextManager["Lease | None"]):
                         return
             state = "running" if said is None else "done" if is_done(said) else "failed"
         logs.job_skipped(self._lock.name, state)
-        if (observers := self._mark.hub().observers) is not None:
+        if (observers := self._mark.hub().observing.observers) is not None:
             observers.skipped(self._lock.name, self._lock._pattern, state)
         yield None
 

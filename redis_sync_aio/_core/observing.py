@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
-from weakref import ReferenceType, WeakSet, ref
+from typing import TYPE_CHECKING, Self, TypeAlias
+from weakref import WeakSet
 
 from . import logs
 from .arguments import require_function
@@ -90,22 +90,18 @@ _everywhere: tuple[Attached, ...] = ()
 """Observers of all hubs."""
 
 
-class ObservedHub(Protocol):
-    """A hub, as its observing knows it."""
-
-    observers: Observers | None
-    loop: asyncio.AbstractEventLoop
-
-
 class Observing:
-    """Gives a hub its observers, and takes them away, as they come and go."""
+    """Keeps the observers of a hub, as they come and go."""
 
-    def __init__(self, hub: ObservedHub, server: Callable[[], str], own: tuple[Attached, ...]) -> None:
+    observers: Observers | None = None
+    """The observers of requests; None when there is none, so that no event is made for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: Callable[[], str], own: tuple[Attached, ...]) -> None:
         """``own``: observers of this hub alone. ``server`` returns its address."""
-        self._hub: ReferenceType[ObservedHub] = ref(hub)
+        self._loop = loop
         self._server = server
         self._own = own
-        self._observers: Observers | None = None
+        self._made: Observers | None = None
         self._left = False
         with _lock:
             _living.add(self)
@@ -113,17 +109,17 @@ class Observing:
 
     def _refresh(self) -> None:
         """Let the hub have observers if there are any; in any thread, with the lock."""
-        hub, attached = self._hub(), (*self._own, *_everywhere)
-        if hub is None or self._left:
+        attached = (*self._own, *_everywhere)
+        if self._left:
             return
-        if attached and self._observers is None:
+        if attached and self._made is None:
             # Late: most processes observe nothing, and to make the classes of all events takes milliseconds.
             from .observers import Observers  # noqa: PLC0415
 
-            self._observers = Observers(self._server(), hub.loop)
-        if self._observers is not None:
-            self._observers.attached = attached
-        hub.observers = self._observers if attached else None
+            self._made = Observers(self._server(), self._loop)
+        if self._made is not None:
+            self._made.attached = attached
+        self.observers = self._made if attached else None
 
     def attach(self, observer: Observer) -> Attached:
         """Call ``observer`` with the events of this hub, from now on until it is closed."""
@@ -140,16 +136,15 @@ class Observing:
 
     def close(self) -> None:
         """Tell the end of all leases that have none: the hub is closed."""
-        if self._observers is not None:
-            self._observers.close()
+        if self._made is not None:
+            self._made.close()
 
     def leave_to_parent(self) -> None:
         """Tell nothing any more in a forked child."""
         self._left = True
-        if self._observers is not None:
-            self._observers.leave_to_parent()
-        if (hub := self._hub()) is not None:
-            hub.observers = None
+        if self._made is not None:
+            self._made.leave_to_parent()
+        self.observers = None
 
 
 def observe_all(observer: Observer, *, pattern_of: PatternOf | None = None) -> Attached:

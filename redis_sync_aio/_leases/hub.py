@@ -46,7 +46,6 @@ from .resource import Resource
 from .settings import Exits
 
 if TYPE_CHECKING:
-    from .._core.observers import Observers
     from .._inspection.views import NameView
     from .shared_grant import ProcessGrant
 
@@ -105,17 +104,17 @@ class LinkEvents:
 
     def link_lost(self, server: str) -> None:
         """Tell observers that a connection was lost."""
-        if (hub := self._hub()) is not None and hub.observers is not None:
-            hub.observers.connection_lost(server)
+        if (hub := self._hub()) is not None and hub.observing.observers is not None:
+            hub.observing.observers.connection_lost(server)
 
     def link_up(self, concerns: Callable[[Keys], bool], server: str, after: float | None) -> None:
         """Ask a server with a new connection about all that is held there, then about all that waits there."""
         if (hub := self._hub()) is None:
             return
-        if hub.observers is not None and after is not None:
+        if hub.observing.observers is not None and after is not None:
             concerned = [resource for resource in hub.resources.values() if concerns(resource.keys)]
             number = sum(len(resource.leases) + len(resource.acquisitions) for resource in concerned)
-            hub.observers.connection_restored(server, after, number)
+            hub.observing.observers.connection_restored(server, after, number)
         self._unchecked.update(hub.acquisitions)
         self._rechecks += 1
         hub.manager.slices.run(self._recheck(hub, concerns))
@@ -473,9 +472,7 @@ class Hub:
         self.held_back: Callable[[], Awaitable[None]] | None = None
         """Function that a task awaits before it gets CoordinatorClosed from a drain."""
 
-        self.observers: Observers | None = None
-        """The observers of requests; None when there is none, so that nothing is made for them."""
-        self.observing: Observing = Observing(self, partial(address_of, self.client), options.observers)
+        self.observing: Observing = Observing(self.loop, partial(address_of, self.client), options.observers)
 
         self.servers: Topology = servers_of(self.client)
         self._endpoint = Endpoint.new(process_name(), secrets.token_hex(8), options.prefix)
@@ -583,8 +580,8 @@ class Hub:
 
     def stalled(self, seconds: float) -> None:
         """Report to observers that the event loop was blocked for ``seconds``."""
-        if self.observers is not None:
-            self.observers.stalled(seconds)
+        if (observers := self.observing.observers) is not None:
+            observers.stalled(seconds)
 
     async def drained(self) -> None:
         """Wait until nothing is in flight, but not longer than closing may take."""

@@ -253,7 +253,7 @@ class Primitive(LeaseContext[L]):
             and request is self._default
             and cohort.grants
             and cohort.thread == get_ident()
-            and (hub := cohort.hub).observers is None
+            and (hub := cohort.hub).observing.observers is None
             and hub.hands_on
             and (task := current_task(cohort.loop)) is not None
             and (answer := cohort.enter(request, task, within)) is not None
@@ -463,7 +463,7 @@ class Primitive(LeaseContext[L]):
         def granting(_: object = None) -> Coroutine[Any, Any, Grant | None]:
             return acquire(self._resource(), request)
 
-        observers = self._resource().hub.observers
+        observers = self._resource().hub.observing.observers
         grant = await (
             granting()
             if observers is None
@@ -505,7 +505,7 @@ class Primitive(LeaseContext[L]):
         self, request: Request, within: float | None, observation: Observation | None = None
     ) -> Coroutine[Any, Any, Grant | None]:
         resource = self._resource()
-        if observation is None and (observers := resource.hub.observers) is not None and self._kind:
+        if observation is None and (observers := resource.hub.observing.observers) is not None and self._kind:
             return observers.follow(
                 self._kind,
                 resource.name,
@@ -586,7 +586,7 @@ async def followed(
 
     ``waits``: whether it waits for other holders. ``label``: of the request.
     """
-    observers = hub.observers
+    observers = hub.observing.observers
     if observers is None:
         return await granting()
     pattern = observers.pattern_of_all(names)
