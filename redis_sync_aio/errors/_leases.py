@@ -12,8 +12,21 @@ from ._base import SyncError, no_answer, time_allowed
 class AcquireTimeout(SyncError, TimeoutError):
     """The lock was not granted within ``timeout``: others held it, or Redis had not answered yet.
 
-    Nothing stays behind: the request has been withdrawn, or its withdrawal is on its way behind the request. Try again
-    later, allow more time, or turn the work away (429 or 503 with ``Retry-After``). It is also a `TimeoutError`.
+    **State:** you hold nothing, and nothing of the request stays on the server, or its withdrawal is on its way behind
+    it.
+
+    Causes, the likeliest first:
+
+    - Others hold it or are ahead of you in the queue.
+    - "Redis has not answered yet" (``answered`` is False): allow at least a second.
+    - "This process holds it": another task of your program, or the very task that asks.
+    - "Its key has the value … and no ttl": another program wrote it. If it is data, give the lock another name. If it
+      is a lock that another program forgot, release it: ``redis-sync-aio release NAME --token TOKEN``, with that value
+      as the token.
+    - A semaphore has fewer free permits than you asked for. A crashed process keeps its permits for its ttl.
+
+    **Do:** look at ``redis-sync-aio show NAME``. Hold the lock for less long, split the name, or turn the work away:
+    `try_acquire()`, ``max_waiting``, 429 or 503 with ``Retry-After``. It is also a `TimeoutError`.
 
     Attributes:
         name: The name of the lock.
@@ -55,7 +68,11 @@ class AcquireTimeout(SyncError, TimeoutError):
 class QueueFull(AcquireTimeout):
     """The request was not queued, since ``max_waiting`` others waited already. It left nothing behind.
 
-    Try again later, or turn the work away: a longer ``timeout`` does not help.
+    **State:** you hold nothing, and were not queued.
+
+    **Do:** try again later, or turn the work away: a longer ``timeout`` does not help. The web integrations answer
+    [503](https://redis-sync-aio.github.io/redis-sync-aio/recipes/fastapi/#what-the-client-sees). For 429, register
+    ``@app.exception_handler(QueueFull)`` after ``answer_errors``.
 
     Attributes:
         name: The name of the lock.
@@ -79,9 +96,15 @@ class QueueFull(AcquireTimeout):
 class LimitMismatch(SyncError, ValueError):
     """The limit on the server is not that of the caller, or is too small for the weight. Nothing was changed.
 
-    Use the same limit in all processes, or choose ``on_mismatch`` of the
-    [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore]. A barrier raises it when others wait with another number of
-    parties, a latch when it began at another count.
+    It is also raised for the parties of a barrier and the count of a latch. A deployment changes the limit, two
+    semaphores have one name, or `resize` was called: then only another `resize` changes it.
+
+    **State:** you hold nothing, and nothing was changed.
+
+    **Do:** choose ``on_mismatch`` of the [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore] during a deployment,
+    ``"keep"`` or ``"set"``, or ``limit=None``. After a `resize`, ``await AsyncSemaphore(redis, NAME, None).resize(N)``
+    with the N of your code ends the errors. ``redis-sync-aio show NAME`` prints the limit; a limit of 0 is a
+    [pause](https://redis-sync-aio.github.io/redis-sync-aio/guides/semaphores/#changing-the-limit).
 
     Attributes:
         name: The name of the semaphore, the barrier or the latch.
@@ -134,9 +157,14 @@ class LimitMismatch(SyncError, ValueError):
 class WouldDeadlock(SyncError, RuntimeError):
     """Waiting would never end: two requests wait for each other, or a task waits for itself. Nothing was changed.
 
-    This is a mistake in the program. Pass the lease that the task holds to the inner code, use an
-    [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock], or release the lease of the reader before you acquire the
-    write side. It is also a `RuntimeError`.
+    A function that holds the lock calls another one that acquires it, perhaps through another object, client or
+    ``engine``; or a reader asks for the write side, or the reverse.
+
+    **State:** nothing was changed. You still hold what you held.
+
+    **Do:** pass the lease that the task holds to the inner code, use an
+    [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock] in both places, or release the lease of the reader before
+    you acquire the write side. It is also a `RuntimeError`.
     """
 
     @staticmethod
@@ -150,8 +178,14 @@ class WouldDeadlock(SyncError, RuntimeError):
 class NotHeld(SyncError):
     """A lease was released or checked that this task, or this identity, does not hold. Nothing was changed.
 
-    Release the lease object itself (``lease.release()``) if another task acquired it. Also raised at the end of an
-    ``async with`` that did not begin, as after ``push_async_exit(lock)``.
+    It was released before, by hand and then by ``async with``; ``lock.release()`` runs in another task than the
+    acquire; the body has ended; the text was attached before, or its lease has ended; or ``async with`` did not begin,
+    as after ``push_async_exit(lock)``.
+
+    **State:** nothing was changed. If another task or process holds the lock, it still does.
+
+    **Do:** prefer ``async with``, or keep the lease: ``lease.release()`` may be called twice, and in any task. After a
+    failed `attach`, do not do the work.
     """
 
     @staticmethod
@@ -173,7 +207,11 @@ class NotHeld(SyncError):
 class StaleFence(SyncError):
     """A resource refused a fence that is older than one it has seen: that lease is over. Nothing was changed.
 
-    Another holder came after it. Do not write; acquire the lock again.
+    Your process was stopped, and another holder came in the meantime.
+
+    **State:** nothing was changed. Your lease has ended, even if you do not know yet.
+
+    **Do:** do not write; acquire the lock again. A gate does not fit a semaphore of several permits.
 
     Attributes:
         name: The name of the gate.
@@ -250,9 +288,14 @@ def _explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = F
 class LeaseLost(SyncError):
     """The lease ended while it was still in use. The lock no longer protects what the body did.
 
-    Do not write any more. Find out what is half done, and acquire the lock again. Writes in
+    **State:** you hold nothing, and another client may hold the lock. The body was cancelled, unless you said
+    ``on_lost="event"``. Its writes from before the loss stay. Writes in
     [`Lease.transaction`][redis_sync_aio.Lease.transaction] are not made after the loss. A resource that checks the
-    fence refuses them as soon as it has seen the next holder. ``reason`` is one of:
+    fence refuses them as soon as it has seen the next holder.
+
+    **Do:** do not write any more. Find out what is half done, and acquire the lock again.
+    [Why was my lease lost?](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/#why-was-my-lease-lost)
+    has the causes of each ``reason``:
 
     - ``"expired"``: The time of the lease was up (not renewed on purpose, ``max_hold``, renewals refused). Or it is
       gone from the server before that: it was released by its identity or by force, its key was deleted, or
@@ -316,7 +359,11 @@ class LeaseLost(SyncError):
 class FingerprintMismatch(SyncError, ValueError):
     """Two different requests used the same name of `idempotent`. The second one did not run.
 
-    Give each request a name of its own; see [`idempotent`][redis_sync_aio.idempotent].
+    A client reuses its idempotency key, or ``fingerprint`` contains what changes, such as the time.
+
+    **State:** the second request did not run. The result of the first one is kept.
+
+    **Do:** answer 422: the client has to choose a new key. See [`idempotent`][redis_sync_aio.idempotent].
 
     Attributes:
         name: The name of the run, with the arguments of the call in it.
@@ -332,8 +379,10 @@ class FingerprintMismatch(SyncError, ValueError):
 class ResultNotKept(SyncError):
     """An earlier run for this name returned, and its result could not be kept for later calls. It did not run again.
 
-    The effects of that run are there, and its caller got its result. Fix the cause (mostly a result that the codec
-    cannot represent), and ask the other system for the result.
+    **State:** the earlier run had its effects, and its caller got its result. It does not run again.
+
+    **Do:** return what the codec can represent, or pass another ``codec``. Read the earlier result where it had its
+    effect.
 
     Attributes:
         name: The name of the run, with the arguments of the call in it.
@@ -354,7 +403,12 @@ class ResultNotKept(SyncError):
 class RunInterrupted(SyncError):
     """An earlier run for this name began and did not end, and ``on_crash="raise"`` forbids a second run.
 
-    The effects of that run are unknown. Find out what it did. Then delete the mark to let it run again.
+    It was killed, cancelled or lost its lease.
+
+    **State:** nothing ran now. How far the earlier run came is unknown.
+
+    **Do:** find out what it did, then delete the mark to let it run again. If a second run does no harm, say
+    ``on_crash="again"``.
 
     Attributes:
         name: The name of the run, with the arguments of the call in it.
@@ -376,7 +430,11 @@ class RunInterrupted(SyncError):
 class UnknownStep(SyncError, LookupError):
     """Undo steps are recorded under names that the registry does not have. No step was run.
 
-    Register a function for each of the names, including old names that may still be recorded.
+    A deployment renamed or removed a step. It is also a `LookupError`.
+
+    **State:** no step was run. All are still recorded.
+
+    **Do:** register a function for each of the names, and keep old names for as long as they may be recorded.
 
     Attributes:
         steps: The names of the recorded undo steps that the registry has no function for.
@@ -395,7 +453,12 @@ class UnknownStep(SyncError, LookupError):
 class UndoFailed(SyncError, ExceptionGroup[Exception]):
     """Some undo steps raised, or took too long. The other steps were run.
 
-    It is an `ExceptionGroup`, so ``except*`` works. Repair by hand what those steps should have undone.
+    It is an `ExceptionGroup`, so ``except*`` works. In a `Compensation` it is ``undo.errors``, and the body's own error
+    is raised.
+
+    **State:** the failed steps stay recorded, also after the release, until they succeed or you call `clear_record`.
+
+    **Do:** fix the causes, then call `compensate` again: a failed step runs again, so it must be harmless to run twice.
 
     Attributes:
         exceptions: The errors of the steps, in the order in which they ran.
@@ -424,8 +487,11 @@ class UndoFailed(SyncError, ExceptionGroup[Exception]):
 class StaleWriter(NotHeld):
     """Another lease of the same identity adopted the record of the robust lock later, and is its writer from then on.
 
-    This lease recorded nothing. It still holds the lock, together with the other one. Record by that lease, or acquire
-    the lock again.
+    A worker was started again under its identity while the old one runs.
+
+    **State:** this lease recorded nothing. It still holds the lock, together with the other one.
+
+    **Do:** end one of the two. Give each process its own identity, unless a successor has to find the lock.
 
     Attributes:
         name: The name of the lock.
@@ -447,8 +513,12 @@ class StaleWriter(NotHeld):
 class WaitTimeout(SyncError, TimeoutError):
     """An event, a latch or a barrier did not open within ``timeout``, or Redis had not answered yet.
 
-    Nothing stays behind: the waiter has left the queue, or leaves it in the background. Wait longer, or find out which
-    process is missing. It is also a `TimeoutError`.
+    **State:** nothing stays behind: the waiter has left the queue, or leaves it in the background. A barrier is not
+    broken by that.
+
+    **Do:** wait longer, or find out
+    [which process is missing](https://redis-sync-aio.github.io/redis-sync-aio/operations/#nobody-gets-past-an-event-a-latch-or-a-barrier).
+    It is also a `TimeoutError`.
 
     Attributes:
         name: The name of the event, latch or barrier.
@@ -473,9 +543,13 @@ class WaitTimeout(SyncError, TimeoutError):
 class BrokenBarrierError(SyncError, AsyncioError):
     """A barrier is broken, or was reset while this party waited.
 
-    A barrier breaks when a party dies or is cut off for longer than its ttl, or when `abort` is called. Call
-    [`AsyncBarrier.reset`][redis_sync_aio.AsyncBarrier.reset] when all parties can begin again. After a reset, or a
-    restart of the server, wait again if all parties do. It is also an `asyncio.BrokenBarrierError`.
+    A barrier breaks when a party dies or is cut off for longer than its ttl, or when `abort` is called. A party that is
+    cancelled or times out breaks nothing.
+
+    **State:** no party passed. Later ones get the same error.
+
+    **Do:** when all parties have got it, one calls [`AsyncBarrier.reset`][redis_sync_aio.AsyncBarrier.reset]. After a
+    reset, or a restart of the server, wait again if all parties do. It is also an `asyncio.BrokenBarrierError`.
 
     Attributes:
         name: The name of the barrier.

@@ -71,8 +71,14 @@ class Misuse(Enum):
 class TransactionMisuse(SyncError, RuntimeError):
     """The body of a transaction did what cannot work. Nothing was written.
 
-    This is a mistake in the program; the message says what to do instead. Examples are a blocking command, a read after
-    ``multi()``, or keys in several hash slots of a cluster. It is also a `RuntimeError`.
+    Examples are a write before ``multi()``, a read after it, or no ``multi()`` at all; a queued command that is
+    awaited; a nested transaction on the same client; a blocking command (BLPOP) or one that changes the connection
+    (SELECT); keys in several hash slots of a cluster; in the loop form, an error caught inside the loop.
+
+    **State:** nothing was written.
+
+    **Do:** follow the message. It is a mistake in the program, and fails every time. Keys that are used together need a
+    common hash tag: ``{user:7}:lock`` and ``{user:7}:balance``. It is also a `RuntimeError`.
     """
 
     @staticmethod

@@ -13,10 +13,21 @@ from ._base import SyncError, listed, page
 class Unreachable(SyncError, RedisConnectionError):
     """Redis did not answer within the time allowed, after bounded retries. The outcome is not known.
 
-    If it comes from a transaction, nothing was written (`OutcomeUnknown` says that this is uncertain). A request that
-    was given up may have left a grant or a ticket on the server. It is withdrawn as soon as the server is back, and
-    otherwise ends with its ttl. Check the server and the network, or allow more time (``retry_for``, ``timeout``). It
-    is also redis-py's `ConnectionError`.
+    **State:** it depends on the request.
+
+    - Acquiring: you hold nothing. A grant whose answer was lost is withdrawn when the server is back, and ends with its
+      ttl at the latest.
+    - Waiting for an event, a latch or a barrier: it may have opened.
+    - Releasing: it is repeated in the background. The lease ends with its ttl at the latest.
+    - Extending: the deadline is the old one.
+    - Downgrading: you are the writer or already a reader. Write no more; it is repeated in the background.
+    - A transaction: nothing was written; otherwise you get `OutcomeUnknown`.
+
+    **Do:** check the server and the network (``redis-sync-aio doctor``), or allow more time (``retry_for``,
+    ``timeout``). The server is down, or a failover takes longer than ``retry_for``; the address, the port or TLS is
+    wrong; your client raised while it connected; the ttl is shorter than a round trip ("takes longer to answer"); or
+    too few servers of a Redlock answered, or their clocks are far apart. "No Redis has answered at …" comes after about
+    a second, if connections are refused at an address that has never answered. It is also redis-py's `ConnectionError`.
     """
 
     @staticmethod
@@ -33,8 +44,12 @@ class Unreachable(SyncError, RedisConnectionError):
 class CommandRefused(SyncError):
     """The server answered with an error, so nothing was changed.
 
-    The exception is a command whose earlier copy may have been executed, since the answer to that copy was lost; the
-    message then says so. The message has the reply of the server and what to do about it.
+    **State:** nothing was changed. The exception is a command whose earlier copy may have been executed, since the
+    answer to that copy was lost; the message then says so.
+
+    **Do:** look up the
+    [code](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/#commandrefused).
+    ``redis-sync-aio doctor`` names the setting.
 
     Attributes:
         code: The first word of the reply, for instance ``"OOM"`` or ``"MISCONF"``.
@@ -82,8 +97,14 @@ class CommandRefused(SyncError):
 class PermissionDenied(CommandRefused):
     """The ACL user may not run a command or use a key or channel, or its credentials are missing or wrong.
 
-    Extend the ACL rule of the user:
-    [Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights) has the least one that works.
+    Often the rule has ``~orders:*`` and lacks ``~{orders:*``: a lock has more keys than its name.
+
+    **State:** nothing was changed. A lease that is held while its rights are removed cannot be renewed.
+
+    **Do:** copy [the least rule](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights).
+    ``redis-sync-aio doctor``, run as this user, tests scripts and messages; with
+    ``+acl|dryrun +acl|getuser +acl|whoami`` it also lists commands and keys. Missing channels (``&rsa:*``) only make
+    waiters poll.
 
     Attributes:
         code: The first word of the reply: ``"NOPERM"``, ``"NOAUTH"`` or ``"WRONGPASS"``.
@@ -93,8 +114,10 @@ class PermissionDenied(CommandRefused):
 class OutOfMemory(CommandRefused):
     """The server is at ``maxmemory``, so nothing new can be acquired.
 
-    With scripts, releases and renewals still work. With ``engine="watch"`` those of permits do not. Free memory, or
-    raise ``maxmemory``.
+    **State:** you hold nothing new. With scripts, releases, renewals and hand-overs still work. With ``engine="watch"``
+    renewals of permits do not.
+
+    **Do:** free memory, or raise ``maxmemory``. A policy that evicts would evict locks.
 
     Attributes:
         code: ``"OOM"``.
@@ -104,7 +127,11 @@ class OutOfMemory(CommandRefused):
 class WrongKeyType(CommandRefused):
     """A key of this name holds data of another program: a list, a hash, or a text in another form.
 
-    Choose another name for the lock, or delete the key.
+    For example a lock ``user:7`` next to a hash ``user:7``.
+
+    **State:** nothing was changed.
+
+    **Do:** choose another name for the lock, such as ``lock:user:7``, or delete the key.
 
     Attributes:
         code: ``"WRONGTYPE"``.
@@ -145,7 +172,13 @@ _LACKING = {
 class PushUnavailable(SyncError):
     """``push="always"`` requires pushed wake-ups, and this server, user or client does not allow them.
 
-    The message says what is missing. Allow it, or use ``push="auto"`` or ``"never"``: waiters then poll.
+    The user may not SUBSCRIBE or PUBLISH on ``rsa:*``; a proxy speaks RESP2 only, or sends SUBSCRIBE to another node
+    than your keys ("finds no listener"); or the client is fakeredis, or has connections of its own kind.
+
+    **State:** nothing was sent for the lock.
+
+    **Do:** allow it, connect to a cluster with `RedisCluster` and no proxy, or use ``push="auto"`` or ``"never"``:
+    waiters then poll.
     """
 
 
@@ -155,8 +188,12 @@ HeldBack: TypeAlias = "Callable[[], Awaitable[None]]"
 class CoordinatorClosed(SyncError):
     """The coordinator, or the client behind it, was closed.
 
-    Create a new one. A command that had no answer yet may or may not have been executed, as the message says. In a
-    service that shuts down, requests that wait end with this error (answer 503).
+    A shutdown closes the client before the tasks have ended, or a global lock outlives its coordinator.
+
+    **State:** you hold nothing new. "May have been executed or not" in the message means that a command had no answer
+    yet; its lease ends with its ttl at the latest.
+
+    **Do:** end the tasks, then close, or create a new one. In a service that shuts down, answer 503.
     """
 
     _held_back: HeldBack | None = None
@@ -166,8 +203,13 @@ class CoordinatorClosed(SyncError):
 class WrongContext(SyncError, RuntimeError):
     """A coordinator, a lock or a lease was used in another event loop, or in another process after a fork.
 
-    Create one client and one coordinator for each event loop and process. Start child processes with the ``spawn``
-    method, or create both in the child. It is also a `RuntimeError`.
+    Examples are a loop for each test, ``async_to_sync``, gunicorn with ``preload_app``, and Celery's prefork.
+
+    **State:** nothing was sent. A lease of the parent process stays the parent's.
+
+    **Do:** create client and coordinator where the loop starts: in the lifespan, the fixture, the child. Start child
+    processes with the ``spawn`` method. Or give locks the bare client, ``AsyncLock(redis, "orders:42")``: then each
+    loop gets its own coordinator. It is also a `RuntimeError`.
     """
 
     def about(self, what: str) -> WrongContext:
@@ -181,7 +223,14 @@ class WrongContext(SyncError, RuntimeError):
 class Conflict(SyncError):
     """Others changed the watched keys in each attempt, until attempts or time were used up. Nothing was written.
 
-    Allow more attempts or time, watch fewer keys, or let the transactions take turns (``escalate_after``).
+    Many clients write one key, the body is long or watches too much, or it writes a watched key through the client
+    instead of ``tx``.
+
+    **State:** nothing was written.
+
+    **Do:** allow more attempts or time, watch fewer keys, use a lock, or let all transactions that often write these
+    keys take turns (``escalate_after=3``). See
+    [optimistic or pessimistic?](https://redis-sync-aio.github.io/redis-sync-aio/guides/transactions/#optimistic-or-pessimistic)
 
     Attributes:
         attempts: How often the body ran.
@@ -253,7 +302,10 @@ class OutcomeUnknown(SyncError):
 
     For a job (`once`): the answer to the writing of its mark was lost, and the mark was written or not.
 
-    Look at the data. To have the transaction decide by itself, declare it ``idempotent=True`` or ``exactly_once=True``.
+    **State:** all writes were made, or none. A lease that guarded them is held if ``lease.check()`` passes.
+
+    **Do:** look at the data. To have the transaction decide by itself, declare it ``idempotent=True`` or
+    ``exactly_once=True``.
 
     Attributes:
         attempts: How often the body ran.
@@ -315,8 +367,11 @@ class OutcomeUnknown(SyncError):
 class PartiallyApplied(SyncError):
     """Some commands of a transaction failed when they ran. The others were executed, and Redis does not undo them.
 
-    A typical cause is a key of the wrong type. Also raised when all commands were executed and a reply cannot be read,
-    and when the server refused MULTI and executed each command by itself.
+    **State:** ``replies`` has one entry for each command.
+
+    **Do:** repair the data by it. Read a key whose type is not certain before ``multi()``; queue EVAL instead of an
+    EVALSHA or FCALL that the server may not know. "Cannot be read": all commands were executed, and a response callback
+    of your client raised. "MULTI was refused": the user lost the right, and each command was executed by itself.
 
     Attributes:
         replies: The reply of each command, in order. An exception stands for each that failed or cannot be read.
