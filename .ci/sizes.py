@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[1] / "redis_sync_aio"
 LIMITS = {
     "names at the root": 40,
     "names in all public modules": 150,
-    "lines of code": 21_974,
+    "lines of code": 21_942,
     "files": 137,
     "lines of Lua": 1_349,
-    "protocols": 16,
+    "protocols": 15,
     "imports, percent of the code": 9.2,
 }
 NO_CODE = {

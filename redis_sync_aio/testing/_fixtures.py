@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from urllib.parse import parse_qs, urlencode, urlsplit
 from weakref import WeakSet
 
@@ -28,19 +28,6 @@ Scope: TypeAlias = Literal["function", "class", "module", "package", "session"]
 CLOSE_TIMEOUT = 10.0
 
 
-class Server(Protocol):
-    """The server of the tests: an `EmbeddedServer`, or the one of ``--sync-url``."""
-
-    @property
-    def url(self) -> str:
-        """The address of the server; its path is the database of this process."""
-        ...
-
-    def client(self, **kwargs: Any) -> Redis:
-        """Return a new client."""
-        ...
-
-
 @dataclass(frozen=True)
 class GivenServer:
     """A database of the server of ``--sync-url``, which no other run uses, nor another xdist worker of this one."""
@@ -53,6 +40,10 @@ class GivenServer:
     def client(self, **kwargs: Any) -> Redis:
         """Return a new client; options are those of `redis.asyncio.Redis.from_url`."""
         return Redis.from_url(self.url, **kwargs)
+
+
+Server: TypeAlias = EmbeddedServer | GivenServer
+"""The server of the tests: an embedded one, or that of ``--sync-url``."""
 
 
 class Fixtures(NamedTuple):

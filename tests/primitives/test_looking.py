@@ -36,7 +36,7 @@ async def test_a_ping_takes_the_way_of_the_locks(redis: Redis, push: Literal["au
     """It returns seconds, changes nothing, and fails after the end of the coordinator."""
     async with Coordinator(redis, push=push) as sync:
         assert 0 < await sync.ping() < 60
-        assert sync.connections == (push == "auto")
+        assert sync.connections == 1
         assert await redis.keys() == []
     with pytest.raises(CoordinatorClosed):
         await sync.ping()
