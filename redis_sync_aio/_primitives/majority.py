@@ -29,7 +29,7 @@ from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, 
 from .base import Wanted
 from .lock import PlainLock
 from .multilock import GroupGrant
-from .quorum import QuorumGroup, Vote, Votes, in_time, majority, raise_fence
+from .quorum import QuorumGroup, Vote, Votes, in_time, is_silent, majority, raise_fence
 
 # -- The servers of a Redlock: several, and independent of each other ------------------------------------------
 
@@ -125,7 +125,7 @@ def why_no_answer(name: str, votes: Votes, quorum: int, within: float) -> SyncEr
 
 
 def _said(vote: Vote) -> str:
-    error = vote.error or vote.connection_error
+    error = vote.error or vote.resource.hub.link.connection_error
     return "no answer" if error is None else message_of(error)
 
 
@@ -253,7 +253,8 @@ class Majority:
         """
         every = self.locks[vote.server]._ttl_ms / 3000
         look = now() + every
-        while not vote.future.done() and now() < ends and vote.connection_error is None:
+        hub = vote.resource.hub
+        while not vote.future.done() and now() < ends and not is_silent(hub, self._answer_within):
             await asyncio.wait([vote.future], timeout=min(look, ends, now() + 1.0) - now())
             if not vote.future.done() and now() >= look:
                 found = await self.held()

@@ -299,19 +299,23 @@ class LeaseGroup:
             lease.release_ended(None)
             return
         self._ending = True
-        held = [member for member in self.members if member.state is HELD]
-        errors: list[BaseException | None] = []
 
-        def answered(outcome: asyncio.Future[None]) -> None:
-            errors.append(outcome.exception())
-            if len(errors) == len(held):
+        def answered() -> None:
+            errors = [outcome.exception() for outcome in outcomes.values() if outcome.done()]
+            if len(errors) == len(outcomes):
                 self._released(lease, next((error for error in errors if isinstance(error, Exception)), None))
 
-        for member in held:
-            outcome: asyncio.Future[None] = self.loop.create_future()
-            outcome.add_done_callback(answered)
+        outcomes = self._give_back(answered)
+
+    def _give_back(self, answered: Callable[[], None]) -> dict[Grant, asyncio.Future[None]]:
+        """Release the members that are held. Return the outcome of each, after which ``answered`` is called."""
+        outcomes = {}
+        for member in [member for member in self.members if member.state is HELD]:
+            outcome = outcomes[member] = self.loop.create_future()
+            outcome.add_done_callback(lambda _: answered())
             member.releasers = [*(member.releasers or ()), outcome]
             member.give_back()
+        return outcomes
 
     def _released(self, share: Grant, error: Exception | None) -> None:
         if error is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -23,10 +23,13 @@ from typing import Self, TypeVar
 
 from .._core.cancellation import undo_in
 from .._core.clock import now
+from .._core.futures import finish
 from .._leases.acquisition import Acquisition, Request
 from .._leases.grant import Grant
+from .._leases.hub import Hub
 from .._leases.resource import Resource
 from .._leases.settings import HELD, LeaseState
+from .._transport.link import Link
 from ..errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
 from .multilock import LeaseGroup, undo_extension
 
@@ -71,14 +74,16 @@ class Vote:
         lease = self.future.result() if self.answered else None
         return lease if lease is not None and lease.remaining() > 0 else None
 
-    @property
-    def connection_error(self) -> Exception | None:
-        """The reason that there is no connection to the server, so that no answer is expected."""
-        return self.resource.hub.connection_error_of(self.resource.keys)
-
     def withdraw(self) -> None:
         """Undo the request in the background."""
         undo_in(self.resource.hub.loop, partial(self._acquisition.task_cancelled, self.future))
+
+
+def is_silent(hub: Hub, within: float) -> bool:
+    """Return whether the server is unreachable, or has owed an answer for more than ``within`` seconds."""
+    link = hub.link
+    assert isinstance(link, Link), "a cluster is no server of a Redlock"
+    return link.connection_error is not None or link.overdue() > within
 
 
 async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
@@ -107,6 +112,8 @@ async def raise_fence(vote: Vote, lease: Grant, fence: int, within: float) -> bo
 class Votes:
     """The votes of one attempt. At the end of its ``with`` those that are not used are withdrawn."""
 
+    _waiter: asyncio.Future[None] | None = None
+
     def __init__(self, quorum: int, answer_within: float) -> None:
         self.all: list[Vote] = []
         self._quorum = quorum
@@ -125,6 +132,7 @@ class Votes:
     def ask(self, server: int, resource: Resource, request: Request) -> Vote:
         """Ask one more server."""
         vote = Vote(server, resource, request)
+        vote.future.add_done_callback(self._answered)
         self.all.append(vote)
         return vote
 
@@ -138,18 +146,27 @@ class Votes:
         """Whether the granted votes are a majority."""
         return len(self.granted) >= self._quorum
 
+    def _over(self) -> bool:
+        """Return whether no answer is worth waiting for: a majority has answered, and the other servers are silent."""
+        missing = [vote for vote in self.all if not vote.future.done()]
+        if missing and sum(vote.answered for vote in self.all) < self._quorum:
+            return False
+        return all(is_silent(vote.resource.hub, self._answer_within) for vote in missing)
+
     async def answers(self, ends: float) -> None:
-        """Wait for all answers, as long as a server may take; not for unreachable servers if the others suffice."""
-        ends = min(ends, now() + self._answer_within)
-        while missing := [vote for vote in self.all if not vote.future.done()]:
-            left = ends - now()
-            if left <= 0 or (self.suffice and all(vote.connection_error is not None for vote in missing)):
-                return
-            await asyncio.wait(
-                [vote.future for vote in missing],
-                timeout=min(left, CHECK_INTERVAL),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        """Wait for all answers, as long as a server may take; not for silent servers if the others are a majority."""
+        ends, loop = min(ends, now() + self._answer_within), asyncio.get_running_loop()
+        while (left := ends - now()) > 0 and not self._over():
+            self._waiter = loop.create_future()
+            timer = loop.call_later(min(left, CHECK_INTERVAL), finish, self._waiter, None, None)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+
+    def _answered(self, _: object) -> None:
+        if self._waiter is not None and self._over():
+            finish(self._waiter, None, None)
 
 
 DRIFT = 0.01
@@ -252,16 +269,38 @@ class QuorumGroup(LeaseGroup):
         """Release all members; done once others could get a majority, and each server has had its time."""
         self._ending = self._releasing = True
         self._stop_looking()
-        held = [member for member in self.members if member.state is HELD]
+        late = now() + self._answer_within
+        outcomes = self._give_back(lambda: self._look_at_release(lease, outcomes, late))
+        self._look_at_release(lease, outcomes, late)
 
-        def done(error: Exception | None, had: int) -> None:
-            self._releasing = False
-            if isinstance(error, LeaseLost):
-                self._end(next(member for member in self.members if member.state is LeaseState.LOST), error.reason)
-                self._had = had
-            self._released(lease, error)
+    def _look_at_release(self, lease: Grant, outcomes: Mapping[Grant, asyncio.Future[None]], late: float) -> None:
+        """End the release of ``lease`` if all servers have answered, or enough of them and the others are silent.
 
-        _Releasing(held, self.needed, self.servers - self.needed, self._answer_within, done)
+        From ``late`` on (local clock) they count as silent. They go on in the background.
+        """
+        found = [outcome.exception() for outcome in outcomes.values() if outcome.done()]
+        errors = [error for error in found if isinstance(error, Exception)]
+        if not self._releasing:
+            return
+        self._stop_looking()
+        lost = [error for error in errors if isinstance(error, LeaseLost)]
+        missing = [member for member, outcome in outcomes.items() if not outcome.done()]
+        enough = len(missing) + len(errors) - len(lost) <= self.servers - self.needed
+        if missing and not (enough and (now() >= late or self._all_silent(missing))):
+            if enough:
+                self._timer = self.loop.call_later(CHECK_INTERVAL, self._look_at_release, lease, outcomes, late)
+            return
+        self._releasing = False
+        had = len(outcomes) - len(lost)
+        failed = None if enough else next(error for error in errors if error not in lost)
+        if lost and had < self.needed:  # before it was released
+            failed = lost[0]
+            self._end(next(member for member in self.members if member.state is LeaseState.LOST), failed.reason)
+            self._had = had
+        self._released(lease, failed)
+
+    def _all_silent(self, members: Iterable[Grant]) -> bool:
+        return all(is_silent(member.manager.hub, self._answer_within) for member in members)
 
     # -- servers that come back ------------------------------------------------------------------------
 
@@ -329,65 +368,6 @@ class QuorumGroup(LeaseGroup):
             if what is not None:
                 what.cancel()
         self._timer = self._rejoining = None
-
-
-class _Releasing:
-    """The release of members, each by its server. ``done`` is called once, with its error and how many were held.
-
-    ``spared`` of them may be unanswered after ``within`` seconds and go on in the background. If fewer than ``needed``
-    were held, the lease had been lost before.
-    """
-
-    def __init__(
-        self,
-        members: list[Grant],
-        needed: int,
-        spared: int,
-        within: float,
-        done: Callable[[Exception | None, int], None],
-    ) -> None:
-        self._unanswered = len(members)
-        self._perhaps_held = len(members)
-        self._held = len(members)
-        self._needed = needed
-        self._spared = spared
-        self._done: Callable[[Exception | None, int], None] | None = done
-        self._error: Exception | None = None
-        self._loss: LeaseLost | None = None
-        self._late = False
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(within, self._time_is_up)
-        for member in members:
-            outcome: asyncio.Future[None] = loop.create_future()
-            outcome.add_done_callback(self._answered)
-            member.releasers = [*(member.releasers or ()), outcome]
-            member.give_back()
-        self._settle()
-
-    def _answered(self, outcome: asyncio.Future[None]) -> None:
-        error = outcome.exception()
-        self._unanswered -= 1
-        if error is None:
-            self._perhaps_held -= 1
-        elif isinstance(error, LeaseLost):
-            self._perhaps_held -= 1
-            self._held -= 1
-            self._loss = self._loss or error
-        elif isinstance(error, Exception):
-            self._error = self._error or error
-        self._settle()
-
-    def _time_is_up(self) -> None:
-        self._late = True
-        self._settle()
-
-    def _settle(self) -> None:
-        enough = self._perhaps_held <= self._spared
-        if self._done is not None and (not self._unanswered or (enough and self._late)):
-            self._timer.cancel()
-            done, self._done = self._done, None
-            lost = self._loss if self._held < self._needed else None
-            done(lost or (None if enough else self._error), self._held)
 
 
 def _ends_now(member: Grant) -> bool:

@@ -85,8 +85,8 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         on_lost: As for `AsyncLock`.
         engine: As for `AsyncLock`, on each server.
         answer_within: How long a server may take to answer: seconds or timedelta, more than 0, short compared with
-            ``ttl``. A server that does not answer delays `acquire` and `release` by that until it is known to be out of
-            reach.
+            ``ttl``. While the others are a majority, a server is not awaited any longer once it has owed an answer for
+            that time.
 
     Raises:
         TypeError, ValueError: An argument is bad (also: fewer than two clients, or one of them twice). Nothing was

@@ -313,6 +313,14 @@ class Link:
         """
         return self._connection is not None and (stalled or now() - self._connection.heard < ANSWERING)
 
+    def overdue(self) -> float:
+        """Return for how many seconds the server has owed its oldest answer; 0.0 if it owes none."""
+        if self._connection is not None:
+            since = self._connection.oldest(self._connection.heard)
+        else:
+            since = self._queue.unsent[0].sent if self._queue.unsent else None
+        return 0.0 if since is None else now() - since
+
     def endpoint_of(self, keys: Keys) -> Endpoint:
         """Return the endpoint by which the server knows us."""
         return self._handshake.endpoint

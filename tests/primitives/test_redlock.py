@@ -417,6 +417,35 @@ async def test_e9_two_of_five_hang(
     await nothing_left(servers)
 
 
+async def test_e9_servers_that_owe_an_answer_are_not_awaited(servers: list[EmbeddedServer]) -> None:
+    """Two that hang, also the first, cost one `answer_within`, not one for each lease. They count again afterwards."""
+    async with process(servers, response_timeout=30) as patient:
+        lock = hasty(patient, ttl=20)
+        await (await lock.acquire()).release()
+
+        async def pair() -> float:
+            async with Timed() as took, lock as lease:
+                assert lease.held_on == 3
+            return took.seconds
+
+        async def all_hold_it() -> bool:
+            async with lock as lease:
+                return lease.held_on == 5
+
+        with paused((servers[0], servers[3])):
+            assert await pair() > WITHIN - 0.01
+            await assert_within(WITHIN / 2, pair)
+            holder = await lock.acquire()
+            waiting = asyncio.create_task(hasty(patient, ttl=20).acquire())
+            await waiters(patient, 1, server=1)
+            took, _ = await timed(holder.release, again=0)
+            assert took < WITHIN / 2
+            async with asyncio.timeout(WITHIN * 5):
+                await (await waiting).release()
+        await wait_until(all_hold_it, FAST, timeout=5)
+    await nothing_left(servers)
+
+
 async def test_e9_two_of_five_are_gone(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
     lease = await hasty(one).acquire()
     for number in (0, 4):
