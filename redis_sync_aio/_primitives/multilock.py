@@ -42,10 +42,7 @@ __all__ = ["AsyncMultiLock", "MultiLease"]
 #
 # Each lock has an acquisition of its own, so a request that is late, cancelled, repeated or undone is handled as that
 # of a single lock. Locks of one hash slot are requested by one script, all or none, and its answer is dealt out to
-# the acquisitions.
-#
-# This is only done over a link, where a later command is executed later. The undo of a cancelled request is sent for
-# each lock, and over the pool of a client it could overtake a script about several locks.
+# the acquisitions. The undo of a cancelled request is sent for each lock: over a link it is executed later.
 
 
 async def try_acquire_all(
@@ -60,7 +57,7 @@ async def try_acquire_all(
     futures: list[asyncio.Future[Grant | None]] = [hub.loop.create_future() for _ in names]
     acquisitions = [Acquisition(name, request, future, within) for name, future in zip(names, futures, strict=True)]
     free = [False] * len(names)
-    keys = joined_keys([name.keys for name in names]) if len(names) > 1 and hub.pushes else None
+    keys = joined_keys([name.keys for name in names]) if len(names) > 1 else None
     if keys is None:
         for acquisition in acquisitions:
             acquisition.ask()

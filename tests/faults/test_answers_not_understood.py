@@ -75,8 +75,6 @@ async def test_an_answer_that_says_nothing_ends_the_request(
     server: EmbeddedServer, mode: str, command: str, operation: Operation, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The caller gets an error that says so, what the server did is undone, and the connection stays."""
-    if command == "lock/acquire_all" and mode == "plain":
-        pytest.skip("without pushes several locks are asked for one by one")
     async with wired(server, mode, name="one") as w:
         await w.direct.flushdb()
         await w.direct.script_load(load(command).source.decode())
