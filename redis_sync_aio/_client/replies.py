@@ -180,17 +180,12 @@ def with_own_errors(replies: Iterable[Reply]) -> Replies:
     return [error_answer(it) if isinstance(it, Exception) else it for it in replies]
 
 
-def answered(
-    name: bytes, error: BaseException, no_scripts: str = "", keys: tuple[bytes, ...] = (), again: bool = False
-) -> CommandRefused | None:
-    """Return the typed error if ``error`` is the server's reply to a command about ``name``, else None.
-
-    ``no_scripts``, ``keys`` and ``again`` are those of `refusal`.
-    """
+def answered(name: bytes, error: BaseException) -> CommandRefused | None:
+    """Return the typed error if ``error`` is the server's reply to a command about ``name``, else None."""
     answer = error_answer(error)
     if answer is None:
         return None
-    refused = refusal(name, str(answer), no_scripts, keys, again)
+    refused = refusal(name, str(answer))
     refused.__cause__ = error
     return refused
 
