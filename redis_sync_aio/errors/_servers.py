@@ -367,7 +367,7 @@ class OutcomeUnknown(SyncError):
 class PartiallyApplied(SyncError):
     """Some commands of a transaction failed when they ran. The others were executed, and Redis does not undo them.
 
-    **State:** ``replies`` has one entry for each command.
+    **State:** each command has one entry in ``replies``.
 
     **Do:** repair the data by it. Read a key whose type is not certain before ``multi()``; queue EVAL instead of an
     EVALSHA or FCALL that the server may not know. "Cannot be read": all commands were executed, and a response callback
