@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from . import missing
 
@@ -79,19 +79,16 @@ class PrometheusObserver:
         return lambda series, value, attributes: record[series](value, attributes)
 
     def _make(self, series: Series) -> Callable[[float, Attributes], None]:
-        name, text = series.prometheus_name, series.description
+        kinds: dict[str, tuple[type[Metric], str, dict[str, Any]]] = {
+            "histogram": (Histogram, "observe", {"unit": "seconds", "buckets": series.buckets}),
+            "counter": (Counter, "inc", {}),
+            "up_down_counter": (Gauge, "inc", {"multiprocess_mode": "livesum"}),
+        }
+        kind, record, options = kinds[series.kind]
         labels = [attribute.replace(".", "_") for attribute in series.attributes]
-        if series.kind == "histogram":
-            histogram = Histogram(name, text, labels, unit="seconds", buckets=series.buckets, registry=self._registry)
-            self._metrics.append(histogram)
-            return lambda value, attributes: histogram.labels(*_values(series, attributes)).observe(value)
-        if series.kind == "counter":
-            counter = Counter(name, text, labels, registry=self._registry)
-            self._metrics.append(counter)
-            return lambda value, attributes: counter.labels(*_values(series, attributes)).inc(value)
-        gauge = Gauge(name, text, labels, registry=self._registry, multiprocess_mode="livesum")
-        self._metrics.append(gauge)
-        return lambda value, attributes: gauge.labels(*_values(series, attributes)).inc(value)
+        metric = kind(series.prometheus_name, series.description, labels, registry=self._registry, **options)
+        self._metrics.append(metric)
+        return lambda value, attributes: getattr(metric.labels(*_values(series, attributes)), record)(value)
 
 
 def _multiprocess() -> bool:

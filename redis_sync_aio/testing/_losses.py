@@ -120,41 +120,31 @@ def freeze_renewals(client: Client | CoordinatorLike) -> AbstractContextManager[
             await lease.wait_lost()
         ```
     """
-    return _Frozen(_frozen(client))
+    return _Frozen(hub_of(client))
 
 
 class _Frozen(AbstractContextManager[None]):
     """A context manager that is no decorator: over a coroutine function it would end before the function runs."""
 
-    def __init__(self, inside: AbstractContextManager[None]) -> None:
-        self._inside = inside
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._renewals: Any = hub.manager.renewals
 
     def __enter__(self) -> None:
-        self._inside.__enter__()
+        if "renew_if_due" in vars(self._renewals):
+            raise RuntimeError("the renewals of this coordinator are frozen already")
 
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._inside.__exit__(*error)
+        def put_off(grant: Grant) -> None:
+            grant.renew_at = grant.deadline
 
+        self._renewals.renew_if_due = put_off
 
-@contextmanager
-def _frozen(client: Client | CoordinatorLike) -> Iterator[None]:
-    hub = hub_of(client)
-    renewals: Any = hub.manager.renewals
-    if "renew_if_due" in vars(renewals):
-        raise RuntimeError("the renewals of this coordinator are frozen already")
-
-    def put_off(grant: Grant) -> None:
-        grant.renew_at = grant.deadline
-
-    renewals.renew_if_due = put_off
-    try:
-        yield
-    finally:
-        del renewals.renew_if_due
-        for grant in list(hub.all_leases()):
+    def __exit__(self, *error: object) -> None:
+        del self._renewals.renew_if_due
+        for grant in list(self._hub.all_leases()):
             if grant.state is HELD and grant.ttl_ms and not grant.renewing:
-                renewals.renew_if_due(grant)
-                hub.manager.keep(grant)
+                self._renewals.renew_if_due(grant)
+                self._hub.manager.keep(grant)
 
 
 def _hubs_here() -> list[Hub]:

@@ -28,26 +28,24 @@ PATIENCE: Final = 60.0
 
 
 class Topology(ABC):
-    """Several servers that belong together. They die with the process that started them, as `EmbeddedServer` does."""
+    """Several servers that belong together. They die with the process that started them, as `EmbeddedServer` does.
 
-    @property
-    @abstractmethod
-    def servers(self) -> tuple[EmbeddedServer, ...]:
-        """All servers, in a fixed order; each has `kill`, `pause`, `resume` and `restart`."""
+    Attributes:
+        servers: All servers, in a fixed order; each has `kill`, `pause`, `resume` and `restart`. Empty before the
+            start, and after the end.
+    """
+
+    servers: tuple[EmbeddedServer, ...] = ()
 
     @abstractmethod
     async def _start(self) -> None:
         """Start all servers, and return when they know each other."""
 
-    @abstractmethod
-    def _forget(self) -> None:
-        """Be as before the start. The servers are stopped."""
-
     def stop(self) -> None:
         """Kill all servers and remove their directories; no-op if there are none."""
         for server in self.servers:
             server.stop()
-        self._forget()
+        self.servers = ()
 
     async def call(self, server: EmbeddedServer, *words: Any) -> Any:
         """Run a command on one server, by a connection of its own, and return the reply."""
@@ -107,25 +105,16 @@ class IndependentServers(Topology):
     def __init__(self, count: int = 5, *, args: Iterable[str] = (), persistent: bool = False) -> None:
         self._count, self._args = arguments.count(count, "count", 1), arguments.words(args, "args")
         self._persistent = arguments.require_bool(persistent, "persistent")
-        self._servers: tuple[EmbeddedServer, ...] = ()
-
-    @property
-    def servers(self) -> tuple[EmbeddedServer, ...]:
-        """All servers; each has `kill`, `pause`, `resume` and `restart`."""
-        return self._servers
 
     def clients(self, **kwargs: object) -> list[Redis]:
         """Return a new client of each server; options are those of `redis.asyncio.Redis`."""
-        return [server.client(**kwargs) for server in self._servers]
+        return [server.client(**kwargs) for server in self.servers]
 
     async def _start(self) -> None:
-        self._servers = tuple(
+        self.servers = tuple(
             EmbeddedServer(port=0, args=self._args, persistent=self._persistent) for _ in range(self._count)
         )
-        await start_all(self._servers)
-
-    def _forget(self) -> None:
-        self._servers = ()
+        await start_all(self.servers)
 
 
 async def start_all(servers: Iterable[EmbeddedServer]) -> None:
@@ -201,7 +190,6 @@ class SentinelTopology(Topology):
     Attributes:
         primary: The primary as it was at the start.
         replica: The replica as it was at the start.
-        sentinels: The sentinels, as servers.
 
     Example:
         ```python
@@ -233,16 +221,11 @@ class SentinelTopology(Topology):
             *arguments.words(args, "args"),
         )
         self.group: str = arguments.require_text(group, "group")
-        self._forget()
-
-    def _forget(self) -> None:
-        self._servers: tuple[EmbeddedServer, ...] = ()
-        self.sentinels: tuple[EmbeddedServer, ...] = ()
 
     @property
-    def servers(self) -> tuple[EmbeddedServer, ...]:
-        """The primary, the replica and the sentinels; each has `kill`, `pause`, `resume` and `restart`."""
-        return *self._servers, *self.sentinels
+    def sentinels(self) -> tuple[EmbeddedServer, ...]:
+        """The sentinels, as servers."""
+        return self.servers[2:]
 
     @property
     def ports(self) -> list[int]:
@@ -307,11 +290,9 @@ class SentinelTopology(Topology):
     # -- the start -------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        self.primary, self.replica = self._servers = (
-            EmbeddedServer(port=0, args=self._args),
-            EmbeddedServer(port=0, args=self._args),
-        )
-        await start_all(self._servers)
+        self.servers = tuple(EmbeddedServer(port=0, args=self._args) for _ in range(2))
+        self.primary, self.replica = self.servers
+        await start_all(self.servers)
         async with self.replica.client() as client:
             await client.replicaof(self.primary.host, str(self.primary.port))
         await wait_until(lambda: link_is_up(self.replica), SOON, timeout=PATIENCE)
@@ -325,9 +306,8 @@ class SentinelTopology(Topology):
             ports = hold_ports(self._count)
             ids = [secrets.token_hex(20) for _ in ports]
             by_id = {own: port.number for own, port in zip(ids, ports, strict=True)}
-            self.sentinels = tuple(
-                SentinelServer(port, self._configuration(own, by_id)) for port, own in zip(ports, ids, strict=True)
-            )
+            made = (SentinelServer(port, self._configuration(own, by_id)) for own, port in zip(ids, ports, strict=True))
+            self.servers = self.primary, self.replica, *made
             try:
                 return await start_all(self.sentinels)
             except ServerNotStarted as error:
@@ -355,13 +335,9 @@ class SentinelTopology(Topology):
         """Return whether a sentinel sees the others, the primary and the replica."""
         found = await self.call(sentinel, "SENTINEL", "MASTER", self.group)
         known = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
-        about = {_word(key): _word(value) for key, value in known.items()}
+        about = {text(key): text(value) for key, value in known.items()}
         others = int(about["num-other-sentinels"]) == self._count - 1 and int(about["num-slaves"]) == 1
         return others and "disconnected" not in about["flags"]
-
-
-def _word(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 SLOTS: Final = 16384
@@ -386,8 +362,6 @@ class ClusterTopology(Topology):
         args: Further options of each server.
 
     Attributes:
-        primaries: The primaries as they were at the start, in the order of the shards.
-        replicas: Their replicas, in the same order.
         ids: The id of each node.
 
     Example:
@@ -423,17 +397,17 @@ class ClusterTopology(Topology):
                 raise ValueError(f"bounds must be 0, the first slot of each further shard, and {SLOTS}, not {bounds!r}")
         silence = None if node_timeout is None else arguments.positive_seconds(node_timeout, "node_timeout")
         self._node_timeout = silence or (1.0 if replicas or isolation else 15.0)
-        self._forget()
-
-    def _forget(self) -> None:
-        self.primaries: list[EmbeddedServer] = []
-        self.replicas: list[EmbeddedServer] = []
         self.ids: dict[EmbeddedServer, str] = {}
 
     @property
-    def servers(self) -> tuple[EmbeddedServer, ...]:
-        """The primaries and then the replicas; each has `kill`, `pause`, `resume` and `restart`."""
-        return *self.primaries, *self.replicas
+    def primaries(self) -> tuple[EmbeddedServer, ...]:
+        """The primaries as they were at the start, in the order of the shards."""
+        return self.servers[: self._shards]
+
+    @property
+    def replicas(self) -> tuple[EmbeddedServer, ...]:
+        """The replicas of the primaries, in the same order."""
+        return self.servers[self._shards :]
 
     def client(self, **options: Any) -> RedisCluster:
         """Return a new client of the cluster; options are those of `redis.asyncio.RedisCluster`."""
@@ -559,8 +533,8 @@ class ClusterTopology(Topology):
         debugging = await _debugging() if self._isolation else ()
         timeout = "--cluster-node-timeout", str(round(self._node_timeout * 1000))
         options = (*OPTIONS, *timeout, *debugging, *self._args)
-        self.primaries = [EmbeddedServer(port=0, args=options) for _ in range(self._shards)]
-        self.replicas = [EmbeddedServer(port=0, args=options) for _ in range(self._shards * self._with_replicas)]
+        count = self._shards * (1 + self._with_replicas)
+        self.servers = tuple(EmbeddedServer(port=0, args=options) for _ in range(count))
         await start_all(self.servers)
         for epoch, node in enumerate(self.servers, 1):
             self.ids[node] = text(await self.call(node, "CLUSTER", "MYID"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Vault(CredentialProvider):
 class Place:
     """Servers, and clients of them that ask a vault for the password."""
 
-    def __init__(self, client: Callable[[Vault], Any], servers: list[EmbeddedServer], name: str = NAME) -> None:
+    def __init__(self, client: Callable[[Vault], Any], servers: Sequence[EmbeddedServer], name: str = NAME) -> None:
         self.client = client
         self.name = name
         self._servers = servers
