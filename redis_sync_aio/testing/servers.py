@@ -111,7 +111,7 @@ class IndependentServers(Topology):
         return [server.client(**kwargs) for server in self.servers]
 
     async def _start(self) -> None:
-        self.servers = tuple(
+        self.servers: tuple[EmbeddedServer, ...] = tuple(
             EmbeddedServer(port=0, args=self._args, persistent=self._persistent) for _ in range(self._count)
         )
         await start_all(self.servers)
@@ -307,7 +307,7 @@ class SentinelTopology(Topology):
             ids = [secrets.token_hex(20) for _ in ports]
             by_id = {own: port.number for own, port in zip(ids, ports, strict=True)}
             made = (SentinelServer(port, self._configuration(own, by_id)) for own, port in zip(ids, ports, strict=True))
-            self.servers = self.primary, self.replica, *made
+            self.servers: tuple[EmbeddedServer, ...] = self.primary, self.replica, *made
             try:
                 return await start_all(self.sentinels)
             except ServerNotStarted as error:
@@ -534,7 +534,7 @@ class ClusterTopology(Topology):
         timeout = "--cluster-node-timeout", str(round(self._node_timeout * 1000))
         options = (*OPTIONS, *timeout, *debugging, *self._args)
         count = self._shards * (1 + self._with_replicas)
-        self.servers = tuple(EmbeddedServer(port=0, args=options) for _ in range(count))
+        self.servers: tuple[EmbeddedServer, ...] = tuple(EmbeddedServer(port=0, args=options) for _ in range(count))
         await start_all(self.servers)
         for epoch, node in enumerate(self.servers, 1):
             self.ids[node] = text(await self.call(node, "CLUSTER", "MYID"))
