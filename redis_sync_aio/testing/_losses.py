@@ -120,30 +120,32 @@ def freeze_renewals(client: Client | CoordinatorLike) -> AbstractContextManager[
             await lease.wait_lost()
         ```
     """
-    return _Frozen(hub_of(client))
+    return _Frozen(client)
 
 
 class _Frozen(AbstractContextManager[None]):
     """A context manager that is no decorator: over a coroutine function it would end before the function runs."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._renewals: Any = hub.manager.renewals
+    def __init__(self, client: Client | CoordinatorLike) -> None:
+        self._client = client
 
     def __enter__(self) -> None:
-        if "renew_if_due" in vars(self._renewals):
+        self._hub = hub_of(self._client)
+        renewals: Any = self._hub.manager.renewals
+        if "renew_if_due" in vars(renewals):
             raise RuntimeError("the renewals of this coordinator are frozen already")
 
         def put_off(grant: Grant) -> None:
             grant.renew_at = grant.deadline
 
-        self._renewals.renew_if_due = put_off
+        renewals.renew_if_due = put_off
 
     def __exit__(self, *error: object) -> None:
-        del self._renewals.renew_if_due
+        renewals: Any = self._hub.manager.renewals
+        del renewals.renew_if_due
         for grant in list(self._hub.all_leases()):
             if grant.state is HELD and grant.ttl_ms and not grant.renewing:
-                self._renewals.renew_if_due(grant)
+                renewals.renew_if_due(grant)
                 self._hub.manager.keep(grant)
 
 
