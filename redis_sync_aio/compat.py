@@ -24,6 +24,7 @@ import math
 import threading
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
@@ -44,7 +45,6 @@ from ._core.keys import lock_keys
 from ._engine.commands import read_renew
 from ._leases.acquisition import Request, acquire
 from ._leases.grant import Grant
-from ._leases.hold import Acquired
 from ._leases.implicit import hub_of, keys_of
 from ._leases.waits import LAST_LOOK
 from ._scripts.constants import FOREVER, ReleaseReply, Renewed
@@ -59,6 +59,24 @@ __all__ = ["Lock"]
 
 GAP_MS, LOOK_EVERY = 150, 1.0
 """Milliseconds for which a busy lock is left free for stock locks that poll; seconds between two looks of waiters."""
+
+
+@dataclass(slots=True, eq=False)
+class _Acquired:
+    """The token of one acquisition, and what became of it."""
+
+    token: bytes
+    deadline: float  # local clock
+    task: ref[asyncio.Task[object]] | None
+    grant: Grant | None = None
+    released: bool = False  # through the object by which it was acquired
+
+    def ended(self, *, released: bool) -> None:
+        """Note that the lock was released, or was found to have ended before; tell observers, the first time."""
+        self.released |= released
+        if self.grant is not None and (observation := self.grant.observation) is not None:
+            time_is_up = now() >= self.deadline
+            observation.end(None if released else "expired" if time_is_up else "taken", time_is_up=time_is_up)
 
 
 class Lock(RedisLock):
@@ -139,8 +157,8 @@ class Lock(RedisLock):
     def name(self, name: str | bytes | memoryview) -> None:
         self._keys = keys_of(self.redis, bytes(name) if isinstance(name, memoryview) else name, lock_keys)
         self._name = name
-        self._mine: WeakKeyDictionary[asyncio.Task[object], Acquired] = WeakKeyDictionary()
-        self._latest = Acquired(b"", 0.0, None)
+        self._mine: WeakKeyDictionary[asyncio.Task[object], _Acquired] = WeakKeyDictionary()
+        self._latest = _Acquired(b"", 0.0, None)
         self._release_uncertain: bytes | None = None  # a release of this token was given up, but goes on
 
     async def __aenter__(self) -> Self:
@@ -236,7 +254,7 @@ class Lock(RedisLock):
         resource.drop(lease)  # not kept for the caller: only a release or its timeout ends it
         task = _task()
         self.local.token = lease.wire_token
-        acquired = Acquired(lease.wire_token, lease.deadline, ref(task), lease)
+        acquired = _Acquired(lease.wire_token, lease.deadline, ref(task), lease)
         self._latest = self._mine[task] = acquired
         self._release_uncertain = None
         return lease

@@ -10,7 +10,6 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 from weakref import ReferenceType, ref
@@ -224,7 +223,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
             if not self._empty:
                 if not self._used:
                     self._coroutine.close()
-                await _refused(NotHeld.not_entered("this acquisition"), error)
+                await leave_unentered("this acquisition", error)
             return
         grant.hold = grant.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
@@ -296,21 +295,19 @@ async def _refused(refusal: Exception, error: BaseException | None) -> None:
 
 async def leave_unentered(what: str, error: BaseException | None) -> None:
     """Raise NotHeld for leaving ``what``, which was not entered, or attach it to the error that propagates (P7)."""
-    await _refused(NotHeld.not_entered(what), error)
-
-
-def _ambiguous(what: str) -> RuntimeError:
-    return RuntimeError(
-        f"several bodies run under {what}, none of them began in this task, and this exit does not say which one it "
-        "ends: it ends none. To leave a body in another task, enter acquire(), which stands for one body"
+    unentered = NotHeld(
+        f"{what} was not entered, so there is nothing to leave: use `async with`, or enter_async_context() of an exit "
+        "stack; for a lease from acquire() use enter_async_context(lease)"
     )
+    await _refused(unentered, error)
 
 
 class LeaseContext(ABC, Generic[L]):
     """An ``async with`` over one lease, any number of times in parallel, and a decorator: every primitive is one."""
 
     def __init__(self, on_lost: OnLost) -> None:
-        self._on_lost: OnLost = check_on_lost(on_lost)
+        one_of(on_lost, get_args(OnLost), "on_lost")
+        self._on_lost: OnLost = on_lost
         self._itself: ReferenceType[object] = ref(self)  # made once, for all its leases
         # The innermost body of each task that entered the primitive itself; the latest task is last.
         self._bodies: Bodies = {}
@@ -349,7 +346,13 @@ class LeaseContext(ABC, Generic[L]):
         bodies = self._bodies
         body = bodies.get(current_ref()) or self._left_by_another_task()
         if body is None:
-            return _refused(_ambiguous(repr(self)) if bodies else NotHeld.not_entered(repr(self)), error)  # type: ignore[return-value]
+            if not bodies:
+                return leave_unentered(repr(self), error)  # type: ignore[return-value]
+            ambiguous = RuntimeError(
+                f"several bodies run under {self!r}, none of them began in this task, and this exit does not say which "
+                "one it ends: it ends none. To leave a body in another task, enter acquire(), which stands for one body"
+            )
+            return _refused(ambiguous, error)  # type: ignore[return-value]
         task, outer = body._task, body._outer
         del bodies[task]
         if outer is not None:
@@ -391,30 +394,3 @@ class LeaseContext(ABC, Generic[L]):
 
 
 Bodies: TypeAlias = "dict[TaskRef | None, Acquiring[Any]]"
-
-
-def check_on_lost(value: OnLost) -> OnLost:
-    """Return ``value``, or raise ValueError."""
-    one_of(value, get_args(OnLost), "on_lost")
-    return value
-
-
-# -- The record of an acquisition by a lock that has no `Lease`: see `compat` ----------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class Acquired:
-    """The token of one acquisition, and what became of it."""
-
-    token: bytes
-    deadline: float  # local clock
-    task: ref[asyncio.Task[object]] | None
-    grant: Grant | None = None
-    released: bool = False  # through the object by which it was acquired
-
-    def ended(self, *, released: bool) -> None:
-        """Note that the lock was released, or was found to have ended before; tell observers, the first time."""
-        self.released |= released
-        if self.grant is not None and (observation := self.grant.observation) is not None:
-            time_is_up = now() >= self.deadline
-            observation.end(None if released else "expired" if time_is_up else "taken", time_is_up=time_is_up)

@@ -59,10 +59,11 @@ class LinkEvents:
     commands without a reply keep the hub. So a hub that is not used any more is collected, and its connection closed.
     """
 
+    link: Link | ClusterLink
+    """The present link."""
+
     def __init__(self, hub: Hub) -> None:
         self._hub = ref(hub)
-        self.link: Link | ClusterLink | None = None
-        """The present link."""
         self._unchecked: set[int] = set()  # numbers of acquisitions that have not asked yet on the present connection
         self._rechecks = 0  # the work in progress
 
@@ -398,11 +399,10 @@ async def _at_loop_end(closing: ReferenceType[Closing]) -> AsyncGenerator[None, 
 
 def _dropped(shown: str, loop: asyncio.AbstractEventLoop, events: LinkEvents, owned: OwnedClient | None) -> None:
     """Warn that a coordinator was collected, and close its connections; runs in any thread."""
-    if (link := events.link) is not None and not loop.is_running():  # it may never run again
-        link.close_without_loop()
+    if not loop.is_running():  # it may never run again
+        events.link.close_without_loop()
     with suppress(RuntimeError):  # its loop is closed
-        if link is not None:
-            loop.call_soon_threadsafe(link.detach)
+        loop.call_soon_threadsafe(events.link.detach)
         if owned is not None:
             loop.call_soon_threadsafe(owned.start_closing)
     warnings.warn(logs.coordinator_dropped(shown), ResourceWarning, stacklevel=2)
@@ -613,11 +613,6 @@ class Hub:
                 resource = Resource(self, keys)
             self.resources[keys.id] = resource
         return resource
-
-    def known(self, keys: Keys) -> Resource | None:
-        """Return the name as this process sees it; None when it is neither waited for nor held here."""
-        self.check()
-        return self.resources.get(keys.id)
 
     def every_name(self) -> Iterator[Resource]:
         """Iterate over all names, the latest last, and refer to each only once."""

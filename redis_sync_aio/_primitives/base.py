@@ -389,7 +389,7 @@ class Primitive(LeaseContext[L]):
 
     def _known(self) -> Resource | None:
         """Return the name as this process sees it, if there is anything to see."""
-        return self._at_work().known(self._keys)
+        return self._at_work().resources.get(self._keys.id)
 
     def _shown_label(self, label: str | None) -> str:
         """Return the label of a request, for which the caller gave ``label``, as events show it."""

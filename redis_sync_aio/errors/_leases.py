@@ -195,14 +195,6 @@ class NotHeld(SyncError):
             f"the lease on {name!r} was released{f' before {before}' if before else ''}; acquire the lock again"
         )
 
-    @staticmethod
-    def not_entered(what: str) -> NotHeld:
-        """Return the error for leaving ``what``, which was not entered."""
-        return NotHeld(
-            f"{what} was not entered, so there is nothing to leave: use `async with`, or enter_async_context() of an "
-            "exit stack; for a lease from acquire() use enter_async_context(lease)"
-        )
-
 
 class StaleFence(SyncError):
     """A resource refused a fence that is older than one it has seen: that lease is over. Nothing was changed.

@@ -78,7 +78,6 @@ ABOUT_A_LOCK = [
 ]
 """The situations in which an error is about one lock, or one key: "x"."""
 ABOUT_NONE = [
-    NotHeld.not_entered("this hold()"),
     *(TransactionMisuse.of(misuse, "GET", "NOPERM") for misuse in Misuse),
     UndoFailed.too_long("refund", seconds=1.5, ended=True),
 ]
