@@ -1,4 +1,4 @@
-"""Ways to meet each error, through the public API and on a real server: the page "When it goes wrong" quotes them."""
+"""Ways to meet each error, through the public API and on a real server: docs/assets/messages-of-errors.txt has them."""
 
 from __future__ import annotations
 
