@@ -1,9 +1,9 @@
-"""The link: one RESP3 connection that carries every command and every push between a coordinator and a server.
+"""The link: one connection that carries every command and every push between a coordinator and a server.
 
-One connection. The commands of all tasks leave in one write per turn of the event loop, and replies and pushes arrive
-in one ordered stream. So the reply to an enqueue precedes its grant, a clean-up cannot be overtaken by the command that
-it cleans up, and the loss of the connection is one event, after which everything is checked again. The link writes, not
-the task, so a cancelled task never leaves half a command.
+One connection, in RESP3. The commands of all tasks leave in one write per turn of the event loop, and replies and
+pushes arrive in one ordered stream. So the reply to an enqueue precedes its grant, a clean-up cannot be overtaken by
+the command that it cleans up, and the loss of the connection is one event, after which everything is checked again. The
+link writes, not the task, so a cancelled task never leaves half a command.
 
 Loss. Calls that were written and not answered are ambiguous. All our scripts are idempotent for their token, so these
 calls are sent again on the next connection, in order, unless they were withdrawn. A call that expires fails with
@@ -13,8 +13,10 @@ The old connection may still have unread commands in a buffer when the next one 
 kills the old one at the server, if it is still there and the ACL user may do so (CLIENT KILL ID). A command that still
 gets through finds its token spent (see lock/acquire.lua), or its effect ends with the ttl.
 
+Without pushes. A link whose endpoint has no inbox subscribes to nothing and needs no RESP3; its waiters poll.
+
 Liveness. A connection on which a reply is overdue for `response_timeout` is dropped; the first reply after some seconds
-of silence is overdue sooner (`liveness.PROMPT`), because a NAT may have dropped the connection without notice. While a
+of silence is overdue sooner (`PROMPT`), because a NAT may have dropped the connection without notice. While a
 lease or a request depends on pushes, a PING goes out after `response_timeout` of silence. So a dead connection is
 noticed within twice that time and a tick.
 """

@@ -81,6 +81,20 @@ async def increment(tx: Transaction) -> int:
 # -- transactions ----------------------------------------------------------------------------------------
 
 
+async def test_p5_a10_all_tasks_are_cancelled(client: Redis) -> None:
+    """As at the end of a loop: a task reads replies; what is sent afterwards is sent all the same."""
+    async with Coordinator(client, push="never") as sync:
+        lease = await AsyncLock(sync, NAME).acquire()
+        under_way = asyncio.create_task(AsyncLock(sync, NAME).statistics())
+        await asyncio.sleep(0)
+        reading = [task for task in asyncio.all_tasks() if task.get_name() == "redis_sync_aio replies"]
+        assert reading
+        for task in (under_way, *reading):
+            task.cancel()
+        await asyncio.wait_for(lease.release(), 15)
+        assert not await AsyncLock(sync, NAME).locked()
+
+
 async def test_transactions_are_exact_under_contention(client: Redis) -> None:
     """The first two meet: both have read before one of them writes."""
     read = 0
