@@ -185,6 +185,7 @@ class Resource:
         if lease.joined or (here is not None and here.take_over(lease.wire_token, lease.fence, lease)):
             self.drop(lease)
         else:
+            lease.reports_loss = False  # no task has it
             lease.give_back()
 
     def by_identity(self) -> IdentityRequests:

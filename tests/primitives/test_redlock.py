@@ -812,6 +812,32 @@ async def test_p8_one_that_is_ahead_does_not_stand_for_one_that_was_not_told(ser
             assert lease.held_on == 3
 
 
+async def test_a_grant_that_no_lease_uses_is_not_reported_as_lost(
+    servers: list[EmbeddedServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One server grants it and hangs before it knows the fence. What it granted ends unreleased, and no task had it."""
+    put_ahead(servers[1], 5)
+    async with (
+        FaultProxy(servers[0].unix_socket) as proxy,
+        process(servers[1:3]) as others,
+        Redis.from_url(proxy.url) as client,
+        Coordinator(client, response_timeout=5) as first,
+    ):
+        rule = proxy.on(RENEW, HOLD)
+        lock = AsyncRedlock([first, *others], NAME, ttl=1, answer_within=WITHIN)
+        acquiring = asyncio.create_task(lock.acquire())
+        await asyncio.wait_for(rule.fired.wait(), 5)
+        with paused(servers[:1]):
+            lease = await acquiring
+            assert lease.held_on == 2
+            await asyncio.sleep(1.5)  # until the grant of the first server has certainly ended
+            assert "was lost" not in caplog.text
+            await lease.release()
+        rule.cancel()
+        rule.release.set()
+    await nothing_left(servers[:3])
+
+
 async def test_p8_two_contend_while_a_clock_is_an_hour_ahead(
     one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
