@@ -46,6 +46,7 @@ from ._engine.commands import read_renew
 from ._leases.acquisition import Request, acquire
 from ._leases.grant import Grant
 from ._leases.implicit import hub_of, keys_of
+from ._leases.resource import Resource
 from ._leases.waits import LAST_LOOK
 from ._scripts.constants import FOREVER, ReleaseReply, Renewed
 from ._transport.call import Call
@@ -157,6 +158,7 @@ class Lock(RedisLock):
     def name(self, name: str | bytes | memoryview) -> None:
         self._keys = keys_of(self.redis, bytes(name) if isinstance(name, memoryview) else name, lock_keys)
         self._name = name
+        self._latest_resource: Resource | None = None  # kept, so that it need not be made for each use
         self._mine: WeakKeyDictionary[asyncio.Task[object], _Acquired] = WeakKeyDictionary()
         self._latest = _Acquired(b"", 0.0, None)
         self._release_uncertain: bytes | None = None  # a release of this token was given up, but goes on
@@ -245,7 +247,7 @@ class Lock(RedisLock):
     async def _request(
         self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
     ) -> Grant | None:
-        resource, ttl_ms = hub_of(self.redis).resource(self._keys), self._ttl_ms()
+        resource, ttl_ms = self._resource(), self._ttl_ms()
         request = _request(ttl_ms, auto_renew=False, identity=token, joins=False, wait=wait, look_every=LOOK_EVERY)
         with redis_errors():
             lease = await acquire(resource, request, timeout)
@@ -276,7 +278,7 @@ class Lock(RedisLock):
 
     async def _give_back(self, token: bytes, *, forget: bool, error: BaseException | None = None) -> bool:
         """End the lock if it has this token, and return whether it had. ``forget``: the object's token, too."""
-        resource = hub_of(self.redis).resource(self._keys)
+        resource = self._resource()
         outcome: asyncio.Future[Call] = resource.hub.loop.create_future()
         latest, mine = self._latest, self._mine.get(_task())
         uncertain, self._release_uncertain = self._release_uncertain == token, token
@@ -383,6 +385,10 @@ class Lock(RedisLock):
     def _stored(self) -> bytes | None:
         token: str | bytes | None = getattr(self.local, "token", None)  # not set in other threads; str if set by hand
         return None if token is None else encode(self.redis, token, "token")
+
+    def _resource(self) -> Resource:
+        resource = self._latest_resource = hub_of(self.redis).resource(self._keys, self._latest_resource)
+        return resource
 
     def _token(self) -> bytes | None:
         """Return the token on which the current task may act; see the class."""

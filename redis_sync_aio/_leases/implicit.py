@@ -116,16 +116,17 @@ def hub_of(source: Client | CoordinatorLike) -> Hub:
     Raises WrongContext or CoordinatorClosed if it cannot be used here and now.
     """
     binding = binding_of(source)
-    return _implicit(accepted(source)) if binding is None else binding.hub()
-
-
-def _implicit(client: RedisClient) -> Hub:
-    key = id(client), id(running_loop())
-    found = hubs.get(key)
-    if found is None:
-        close_orphans()
-        found = hubs[key] = Hub(HubOptions(client))
-        found.closing.look_later()
-    else:
+    if binding is not None:
+        return binding.hub()
+    key = id(source), id(running_loop())
+    found = hubs.get(key)  # it keeps its client alive, so no other object has that id
+    if found is not None:
         found.check()
+        return found
+    client = accepted(source)
+    if client is not source:
+        return hub_of(client)
+    close_orphans()
+    found = hubs[key] = Hub(HubOptions(client))
+    found.closing.look_later()
     return found
