@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import hiredis
 import redis.exceptions
 
 from .._core.display import text
 from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
+from ..errors._servers import BY_CODE, LACKING
 
 # -- Words of commands and replies, as they go over a connection -----------------------------------------------
 
@@ -121,21 +122,21 @@ def refusal(
     """
     message = _passed_on(message)
     code = error_code(message)
-    message = _OF_A_SCRIPT.sub("", message)
-    lacks: Literal["", "cluster", "scripts"] = ""
-    if "cluster support disabled" in message:
-        lacks = "cluster"
-    elif code == "ERR" and scripts_refused(message):
-        lacks = "scripts"
-    return CommandRefused.answered(
-        text(name),
-        code=code,
-        reply=message,
-        keys=tuple(map(text, keys)),
-        lacks=lacks,
-        scripts_refused=no_scripts,
-        repeated=again,
-    )
+    reply = _OF_A_SCRIPT.sub("", message)
+    kind, advice = BY_CODE.get(code, (CommandRefused, "" if again else "nothing was changed"))
+    if "cluster support disabled" in reply:
+        advice = LACKING["cluster"]
+    elif code == "ERR" and scripts_refused(reply):
+        advice = LACKING["scripts"]
+    if no_scripts and code == "NOPERM":
+        reply = f"{no_scripts}; without scripts it answered {reply}"
+    shown = [text(key) for key in keys]
+    if code == "WRONGTYPE" and shown and not reply.startswith(tuple(f"WRONGTYPE {key} " for key in shown)):
+        reply += f": {'one of ' * (len(shown) > 1)}{', '.join(shown)} belongs to another program"
+    if again:
+        advice += ("; " if advice else "") + "an earlier copy, whose reply was lost, may have been executed"
+    what = f"a command for {text(name)!r}" if name else "the connection"
+    return kind(f"the server refused {what}: {reply.rstrip('.')} ({advice})", code=code)
 
 
 # redis-py replaces the code of an error reply by a class.

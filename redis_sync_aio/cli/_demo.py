@@ -211,17 +211,14 @@ class Seller:
             item = await self._shop.left(product)
             if item > 0:
                 await asyncio.sleep(self._shop.plan.work / 1000)  # everything that others could do meanwhile
-                await self._freeze_if_due(product, fence)
+                self._freeze_in -= 1
+                if self._freeze_in == 0:
+                    tell("frozen", product, fence)
+                    await asyncio.Event().wait()
                 await self._shop.write_sale(product, item, fence)
             released = time.monotonic_ns()
         tell("held", product, fence, asked, got, released, max(item, 0))
         return item > 0
-
-    async def _freeze_if_due(self, product: int, fence: int) -> None:
-        self._freeze_in -= 1
-        if self._freeze_in == 0:
-            tell("frozen", product, fence)
-            await asyncio.Event().wait()
 
 
 async def work(url: str, prefix: str, process: int, plan: Plan) -> None:

@@ -7,6 +7,7 @@ import math
 import string
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 from uuid import UUID
@@ -259,51 +260,47 @@ class Holding:
         return primitive.acquire(timeout=self._timeout)
 
 
+@dataclass(eq=False)
 class RequestLease:
     """A lease that all holds of its name in a task of a request share: the last of them to end releases it.
 
     Otherwise the second one would wait for the first. Entered, it gives the lease, or None if the client has gone.
     """
 
-    def __init__(
-        self,
-        own: Acquiring[Lease],
-        gone: Callable[[], Coroutine[Any, Any, None]] | None,
-        status: int,
-        held: Held,
-        key: object,
-    ) -> None:
-        self._own, self._gone, self._status = own, gone, status
-        self._held, self._key = held, key
-        self._lease: Lease | None = None
-        self._holds = 0
+    own: Acquiring[Lease]
+    gone: Callable[[], Coroutine[Any, Any, None]] | None
+    status: int
+    held: Held
+    key: object
+    lease: Lease | None = None
+    holds: int = 0
 
     async def __aenter__(self) -> Lease | None:
-        if self._lease is None:
+        if self.lease is None:
             try:
-                entering = self._own.__aenter__() if self._gone is None else enter_unless_gone(self._own, self._gone)
-                self._lease = await entering
+                entering = self.own.__aenter__() if self.gone is None else enter_unless_gone(self.own, self.gone)
+                self.lease = await entering
             except AcquireTimeout as error:
                 if error.answered:
-                    _busy[error] = FULL if isinstance(error, QueueFull) else self._status
+                    _busy[error] = FULL if isinstance(error, QueueFull) else self.status
                 raise
-            if self._lease is None:
+            if self.lease is None:
                 return None
-            self._held[self._key] = self
+            self.held[self.key] = self
         else:
-            self._lease.check()
-        self._holds += 1
-        return self._lease
+            self.lease.check()
+        self.holds += 1
+        return self.lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lease is None:
+        if self.lease is None:
             return
-        self._holds -= 1
-        if not self._holds:
-            del self._held[self._key]
-            await self._own.__aexit__(kind, error, trace)
+        self.holds -= 1
+        if not self.holds:
+            del self.held[self.key]
+            await self.own.__aexit__(kind, error, trace)
 
 
 Held: TypeAlias = dict[object, RequestLease]

@@ -15,6 +15,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -213,16 +214,16 @@ class _Request:
 _DISCONNECTS = ("http.disconnect", "websocket.disconnect")
 
 
+@dataclass(eq=False)
 class _Answer:
     """The answer to a request, as far as it was sent."""
 
-    def __init__(self, scope: Scope, send: Send, busy: int, retry_after: str) -> None:
-        self._scope = scope
-        self._send = send
-        self._busy = busy
-        self._retry_after = retry_after
-        self._begun = self._open = self._complete = False
-        """Whether anything was sent; a websocket is open; nothing more may be sent."""
+    _scope: Scope
+    _send: Send
+    _busy: int
+    _retry_after: str
+    _begun = _open = _complete = False
+    """Whether anything was sent; a websocket is open; nothing more may be sent."""
 
     async def send(self, message: Message) -> None:
         """Send what the application sends."""

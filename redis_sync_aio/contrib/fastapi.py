@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -141,32 +141,24 @@ class _LeaseDependency:
         if watched is not None:
             await _read(watched)
         gone = None if watched is None else functools.partial(_gone, watched)
-        async with self._of(connection_, sync_, values, gone) as lease:
-            if lease is None:
-                raise HTTPException(_web.GONE, _web.GONE_TEXT)
-            yield lease
-
-    def _of(
-        self,
-        connection: HTTPConnection,
-        sync: Coordinator,
-        values: dict[str, object],
-        gone: Callable[[], Coroutine[Any, Any, None]] | None,
-    ) -> _web.RequestLease:
-        held = connection.scope.setdefault("redis_sync_aio", {})
+        held = connection_.scope.setdefault("redis_sync_aio", {})
         try:
-            return self.holding.of(held, sync, self.holding.name.of(values), gone)
+            own = self.holding.of(held, sync_, self.holding.name.of(values), gone)
         except ValueError:  # all else was checked when it was declared
             errors = [
                 {
                     "type": "value_error",
-                    "loc": ("path" if field in connection.path_params else "query", field),
+                    "loc": ("path" if field in connection_.path_params else "query", field),
                     "msg": "the value cannot be part of a name",
                     "input": str(values[field]),
                 }
                 for field in self.holding.name.types
             ]
             raise RequestValidationError(errors) from None
+        async with own as lease:
+            if lease is None:
+                raise HTTPException(_web.GONE, _web.GONE_TEXT)
+            yield lease
 
 
 def _holding_of(call: object) -> _web.Holding | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -59,40 +59,6 @@ class CommandRefused(SyncError):
         super().__init__(message)
         self.code = code
 
-    @staticmethod
-    def answered(
-        name: str,
-        *,
-        code: str,
-        reply: str,
-        keys: Collection[str] = (),
-        lacks: Literal["", "cluster", "scripts"] = "",
-        scripts_refused: str = "",
-        repeated: bool = False,
-    ) -> CommandRefused:
-        """Return the error, of the class for ``code``, for an error reply.
-
-        Args:
-            name: The lock that the command was about; empty: the connection was refused.
-            code: The first word of the reply.
-            reply: All of the reply.
-            keys: The keys of the lock.
-            lacks: What the server does not have.
-            scripts_refused: The error reply by which the server refused scripts before.
-            repeated: The reply to an earlier copy of the command was lost.
-        """
-        kind, advice = _BY_CODE.get(code, (CommandRefused, "" if repeated else "nothing was changed"))
-        if scripts_refused and code == "NOPERM":
-            reply = f"{scripts_refused}; without scripts it answered {reply}"
-        if code == "WRONGTYPE" and keys and not reply.startswith(tuple(f"WRONGTYPE {key} " for key in keys)):
-            reply += f": {'one of ' * (len(keys) > 1)}{', '.join(keys)} belongs to another program"
-        if lacks:
-            advice = _LACKING[lacks]
-        if repeated:
-            advice += ("; " if advice else "") + "an earlier copy, whose reply was lost, may have been executed"
-        what = f"a command for {name!r}" if name else "the connection"
-        return kind(f"the server refused {what}: {reply.rstrip('.')} ({advice})", code=code)
-
 
 class PermissionDenied(CommandRefused):
     """The ACL user may not run a command or use a key or channel, or its credentials are missing or wrong.
@@ -147,7 +113,7 @@ class WrongKeyType(CommandRefused):
         return WrongKeyType(f"{what} of {name!r} was not written by {by}: {problem}; delete {key!r}", code="WRONGTYPE")
 
 
-_BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
+BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory"),
     "NOPERM": (
         PermissionDenied,
@@ -163,10 +129,11 @@ _BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
     "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
 }
 """The class for an error reply with this code, and what to do about it."""
-_LACKING = {
+LACKING = {
     "cluster": "the server is not a cluster: use a redis.asyncio.Redis",
     "scripts": 'the server has no scripts: use engine="auto" or "watch"; only locks and semaphores work so',
 }
+"""The advice for a server that lacks this."""
 
 
 class PushUnavailable(SyncError):

@@ -8,7 +8,7 @@ from redis_sync_aio import Coordinator
 from redis_sync_aio._client.address import BadAddress, parse_address
 from redis_sync_aio._client.checkout import CheckedOut, NodeAddress
 from redis_sync_aio._client.cluster import Cluster, ClusterNodes, Range, Shard, servers_of
-from redis_sync_aio._client.replies import Argument, Reply, ReplyError, Words, pack
+from redis_sync_aio._client.replies import Argument, Reply, ReplyError, Words, pack, refusal
 from redis_sync_aio._client.settings import RedisClient
 from redis_sync_aio._core import cancellation, clock, logs
 from redis_sync_aio._core.cancellation import wait_shielded
@@ -192,6 +192,7 @@ __all__ = [
     "read_push",
     "read_through",
     "redlock",
+    "refusal",
     "renewals",
     "robust_keys",
     "servers_of",

@@ -13,7 +13,6 @@ from redis_sync_aio import errors
 from redis_sync_aio.errors import (
     AcquireTimeout,
     BrokenBarrierError,
-    CommandRefused,
     Conflict,
     FingerprintMismatch,
     LeaseLost,
@@ -37,7 +36,7 @@ from redis_sync_aio.errors import (
     WrongKeyType,
 )
 
-from ..support.inside import Misuse, copy_error
+from ..support.inside import Misuse, copy_error, refusal
 
 ERRORS = [
     AcquireTimeout("x", name="x", remaining=1.5, held_by="web-3:812"),
@@ -51,8 +50,8 @@ ERRORS = [
     StaleFence(name="x", fence=1, highest=2),
     UnknownStep(name="x", steps=("a", "b"), known=()),
     UndoFailed.of_steps([ValueError("a"), KeyError("b")], steps=3, after="ValueError"),
-    CommandRefused.answered("x", code="ERR", reply="ERR no"),
-    CommandRefused.answered("x", code="OOM", reply="OOM full"),
+    refusal(b"x", "ERR no"),
+    refusal(b"x", "OOM full"),
     Conflict(attempts=3, conflicts=2, elapsed=0.5, keys=("a",)),
     OutcomeUnknown(attempts=1, keys=("a",)),
     PartiallyApplied(replies=(1, ResponseError("no")), command="GET", index=1, failed=1),
@@ -69,7 +68,7 @@ ABOUT_A_LOCK = [
     Unreachable.minority("x", answered=1, servers=3, needed=2, seconds=0.2),
     WrongKeyType.not_ours("x", what="the record", key="{x}:record", problem="not JSON"),
     AcquireTimeout.taken("x", remaining=1.5, data="'value'"),
-    CommandRefused.answered("x", code="WRONGTYPE", reply="WRONGTYPE a list", keys=("x", "{x}:queue"), repeated=True),
+    refusal(b"x", "WRONGTYPE a list", keys=(b"x", b"{x}:queue"), again=True),
     UndoFailed.of_steps([ValueError("a")], steps=2, lock="x"),
     TransactionMisuse.other_slot("x", key="y"),
     Conflict(attempts=3, conflicts=3, elapsed=0.5, keys=("x",), more_attempts=True),
@@ -103,7 +102,7 @@ def test_after_every_loss_the_message_forbids_further_writes(reason: LossReason,
 
 def test_each_situation_is_worded_once_and_names_its_lock() -> None:
     situations = {name for kind in vars(errors).values() if isinstance(kind, type) for name in static_methods(kind)}
-    assert len(ABOUT_A_LOCK) + len(ABOUT_NONE) == len(situations) + len(Misuse) + 2, "and three made from facts"
+    assert len(ABOUT_A_LOCK) + len(ABOUT_NONE) == len(situations) + len(Misuse) + 3, "and four made from facts"
     messages = [str(error) for error in ABOUT_A_LOCK]
     assert [message for message in messages if "'x'" not in message] == []
     messages += [str(error) for error in ABOUT_NONE]
