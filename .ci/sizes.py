@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1] / "redis_sync_aio"
 LIMITS = {
     "names at the root": 40,
     "names in all public modules": 150,
-    "lines of code": 21_864,
+    "lines of code": 21_873,
     "files": 137,
     "lines of Lua": 1_349,
     "protocols": 15,
