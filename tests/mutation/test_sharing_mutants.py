@@ -62,7 +62,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Cohort, "task_cancelled", "self._gone += 1\n        self._trim()", "self._trim()"
     ),
     "who is cancelled on the short way still counts": Mutant(
-        Primitive, "_acquired", "undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))"
+        Primitive, "_acquired", "undo_in(cohort.loop, partial(cohort.task_cancelled, answer, request))"
     ),
     "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(pending)"),
     "whose time is up still counts": Mutant(Cohort, "_give_up", "self._gone += 1"),
