@@ -135,20 +135,20 @@ class LimitMismatch(SyncError, ValueError):
         """
         now = "0 (paused)" if found == 0 else found
         if why:
-            pass
+            said = why
         elif found is None:
-            why = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
+            said = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
         elif weight:
-            why = f"a weight of {weight} never fits into its limit of {found}: ask for less, or resize() it"
+            said = f"a weight of {weight} never fits into its limit of {found}: ask for less, or resize() it"
         elif found == expected:
-            why = f"its limit became {now} while this was asked for: ask again"
+            said = f"its limit became {now} while this was asked for: ask again"
         elif resized:
-            why = f"its limit is {now}, not {expected}: resize() set it, and only resize() changes it: call it, or "
-            why += "use limit=None"
+            said = f"its limit is {now}, not {expected}: resize() set it, and only resize() changes it: call it, or "
+            said += "use limit=None"
         else:
-            why = f"its limit is {now}, not {expected}: use the same limit everywhere, limit=None, on_mismatch, or "
-            why += "resize(); when nobody holds a permit or waits for one, another limit is accepted"
-        super().__init__(f"{name!r}: {why}")
+            said = f"its limit is {now}, not {expected}: use the same limit everywhere, limit=None, on_mismatch, or "
+            said += "resize(); when nobody holds a permit or waits for one, another limit is accepted"
+        super().__init__(f"{name!r}: {said}")
         self.name = name
         self.expected = expected
         self.found = found
