@@ -70,7 +70,7 @@ async def test_p1_none_if_one_is_taken(
     assert await all_free(lock)
 
 
-async def test_p9_one_round_trip(lock: AsyncMultiLock, names: tuple[str, ...], redis: Redis, way: str) -> None:
+async def test_p9_one_round_trip(lock: AsyncMultiLock, names: tuple[str, ...], redis: Redis) -> None:
     """Free locks: one script of one slot, else one each, in one write; the releases leave in one write, too."""
     await (await lock.acquire()).release()
     done: list[int] = []
@@ -79,9 +79,6 @@ async def test_p9_one_round_trip(lock: AsyncMultiLock, names: tuple[str, ...], r
         lease = await lock.acquire()
         asked = await scripts_run(redis) - before
         await lease.release()
-        if way == "polling":
-            assert asked == 3
-            return
         assert asked == (1 if names == SLOTS["one slot"] else 3)
         done.append(await reads_done(redis) - reads)
     assert min(done) <= 2 + 3  # ours, and those of the INFO commands in between

@@ -86,9 +86,8 @@ async def test_p5_a10_all_tasks_are_cancelled(client: Redis) -> None:
     async with Coordinator(client, push="never") as sync:
         lease = await AsyncLock(sync, NAME).acquire()
         under_way = asyncio.create_task(AsyncLock(sync, NAME).statistics())
-        await asyncio.sleep(0)
-        reading = [task for task in asyncio.all_tasks() if task.get_name() == "redis_sync_aio replies"]
-        assert reading
+        while not (reading := [it for it in asyncio.all_tasks() if it.get_name() == "redis_sync_aio replies"]):
+            await asyncio.sleep(0)
         for task in (under_way, *reading):
             task.cancel()
         await asyncio.wait_for(lease.release(), 15)

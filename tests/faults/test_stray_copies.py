@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import CommandRefused, LeaseLost, Unreachable
+from redis_sync_aio import CommandRefused, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -18,7 +18,7 @@ from ..support.factories import KINDS, SHARED_LOCK, Client, Kind
 from ..support.inside import load
 from ..support.proxy import CUT_AFTER, ERROR, HOLD, SWALLOW_REQUEST, anything
 from ..support.timed import failures
-from ..support.wired import RELEASE, RENEW, wired
+from ..support.wired import ACQUIRE, RELEASE, RENEW, SOON, wired
 from ..support.wired import quiet_loop as quiet_loop
 
 
@@ -54,6 +54,32 @@ async def of_a_shorter_renewal(server: EmbeddedServer, limited: dict[str, str], 
             await w.check_held(lease)
         await lease.release()
         await w.check_free(lease.fence)
+
+
+async def test_p5_of_an_acquire_that_was_undone(server: EmbeddedServer, limited: dict[str, str]) -> None:
+    """Its undo, which went by the next connection, leaves a tombstone: the copy is granted nothing."""
+    cases = [*product(("link", "plain"), KINDS)]
+    wrong = await failures(cases, lambda case: of_an_acquire_that_was_undone(server, limited, *case))
+    assert not wrong, "\n".join(f"{mode}, {kind}: {error!r}" for (mode, kind), error in wrong)
+
+
+async def of_an_acquire_that_was_undone(server: EmbeddedServer, limited: dict[str, str], mode: str, kind: Kind) -> None:
+    async with wired(server, mode, kind=kind, client=limited, name=f"undone {mode} {kind}") as w:
+        await (await w.lock().acquire()).release()
+        rule = w.proxy.on(ACQUIRE, HOLD, times=1)
+        request = asyncio.create_task(w.lock(ttl=60).acquire())
+        await rule.fired.wait()
+        w.proxy.refuse = True
+        await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=15)
+        request.cancel()
+        await asyncio.wait([request])
+        w.proxy.refuse = False
+        await w.lock().statistics()  # behind the undo
+        rule.release.set()
+        await asyncio.sleep(0.3)
+        lease = await w.elsewhere().try_acquire()
+        assert lease is not None
+        await lease.release()
 
 
 async def test_p3_a_lease_that_ends_sooner_here_than_at_the_server_is_given_back(server: EmbeddedServer) -> None:

@@ -168,10 +168,9 @@ def only_looked_at(patch: pytest.MonkeyPatch) -> None:
 BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "nothing is undone": ("lock", undo_nothing),
     "the undo may come first": ("lock", lambda patch: patch.setattr(Commands, "release", elsewhere)),
-    "the undo leaves no tombstone": ("lock", leave_no_tombstone),
     "a grant that meets the cancellation stays": (
         "lock",
-        Mutant(Acquisition, "task_cancelled", "self._resource.decline(self._lease)").apply,
+        Mutant(Acquisition, "task_cancelled", "self._decline(self._lease)").apply,
     ),
     "the budget of a shared lock does not count": (
         "shared lock",
