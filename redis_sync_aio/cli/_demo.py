@@ -41,7 +41,7 @@ MS = 1_000_000  # nanoseconds
 KEEP = 3600
 """Seconds after which the demo's data is gone from the server even if it was not deleted."""
 STARTING = 30.0
-"""Seconds without a word from a worker after which the demo gives up, on top of what a sale may take."""
+"""Seconds without a word from any worker after which the demo gives up, on top of what a sale may take."""
 
 
 class DemoFailed(Exception):
@@ -317,6 +317,7 @@ class Floor:
         self._sold = 0
         self._run = Run(0, [])
         self._is_granted_again = False
+        self._patience = STARTING + 2 * plan.ttl + 20 * plan.work / 1000
 
     async def run(self, url: str, prefix: str) -> Run:
         """Start the workers, let them sell everything, and return their reports."""
@@ -330,11 +331,13 @@ class Floor:
                 )  # fmt: skip
                 self._workers.append(worker)
                 _write(worker, json.dumps([url, prefix, number, asdict(plan)]))
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.timeout(self._patience) as self._silence, asyncio.TaskGroup() as group:
                 for number, worker in enumerate(self._workers, 1):
                     group.create_task(self._follow(number, worker))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
+        except TimeoutError:
+            raise DemoFailed("the workers fell silent: no lock was granted") from None
         finally:
             for worker in self._workers:
                 if worker.returncode is None:
@@ -355,7 +358,10 @@ class Floor:
 
     async def _listen(self, number: int, worker: Process) -> None:
         assert worker.stdout is not None
-        while line := await self._said(worker.stdout):
+        async for line in worker.stdout:
+            # One timer for all: with few products, a worker's turn may come long after that of the others.
+            with suppress(RuntimeError):  # it has just expired, and this task will be cancelled
+                self._silence.reschedule(asyncio.get_running_loop().time() + self._patience)
             match json.loads(line):
                 case ["ready"]:
                     self._note_ready()
@@ -365,13 +371,6 @@ class Floor:
                     worker.kill()
                     self._run.kill = Kill(number, product, fence, time.monotonic_ns())
                     self._say(f"worker {number} killed (SIGKILL) while it held product {product}, fence {fence}")
-
-    async def _said(self, output: asyncio.StreamReader) -> bytes:
-        try:
-            async with asyncio.timeout(STARTING + 2 * self._plan.ttl + 20 * self._plan.work / 1000):
-                return await output.readline()
-        except TimeoutError:
-            raise DemoFailed("a worker fell silent: no lock was granted") from None
 
     def _note_ready(self) -> None:
         self._ready += 1
