@@ -48,11 +48,11 @@ class DemoFailed(Exception):
     """A demo that could not be carried out, so nothing can be said about the locks."""
 
 
-# fmt: off
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The options of a demo."""
 
+    # fmt: off
     processes: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4
     tasks: Annotated[int, typer.Option(min=1, max=1000, help="Tasks in each of them.")] = 8
     items: Annotated[int, typer.Option(min=1, help="Items to sell.")] = 2000

@@ -201,11 +201,11 @@ class WhenLost(StrEnum):
     IGNORE = "ignore"
 
 
-# fmt: off
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The options of `run`, checked."""
 
+    # fmt: off
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The lock.", callback=not_empty)]
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False,
         help="The program and its arguments.")]

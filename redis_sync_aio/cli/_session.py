@@ -248,11 +248,11 @@ def _no_color(value: bool) -> bool:
     return value
 
 
-# fmt: off
 @dataclass(frozen=True, slots=True, repr=False)
 class Shared:
     """The values of the options that all commands share. It has no ``repr``: some are secrets."""
 
+    # fmt: off
     url: Annotated[str, typer.Option(envvar="REDIS_URL", show_envvar=False, show_default=False, metavar="URL",
         rich_help_panel=CONNECTION, help="redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or "
         "redis+cluster://HOST. From REDIS_URL, else localhost.")] = LOCALHOST
