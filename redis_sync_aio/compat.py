@@ -248,7 +248,7 @@ class Lock(RedisLock):
         self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
     ) -> Grant | None:
         resource, ttl_ms = self._resource(), self._ttl_ms()
-        request = _request(ttl_ms, auto_renew=False, identity=token, joins=False, wait=wait, look_every=LOOK_EVERY)
+        request = _made(ttl_ms, auto_renew=False, identity=token, joins=False, wait=wait, look_every=LOOK_EVERY)
         with redis_errors():
             lease = await acquire(resource, request, timeout)
         if lease is None:
@@ -414,7 +414,7 @@ class Lock(RedisLock):
         return ttl_ms(real_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOREVER
 
 
-_request = lru_cache(maxsize=100)(Request)
+_made = lru_cache(maxsize=100)(Request)  # looking a request up costs less than making one
 
 
 def _task() -> asyncio.Task[object]:
