@@ -261,7 +261,7 @@ class Closing:
         return self.task
 
     def _leave(self) -> None:
-        """Let nobody find the hub: it can no longer be used."""
+        """Hide the hub: it can no longer be used."""
         hub = self.hub
         hub.hands_on = False
         if self.idle is not None:
@@ -556,7 +556,13 @@ class Hub:
         """Raise WrongContext or CoordinatorClosed unless it may be used here and now."""
         self.check_context()
         if self.why_closed is not None:
-            raise CoordinatorClosed(f"this coordinator cannot be used any more: {self.why_closed}. Create a new one")
+            raise CoordinatorClosed.used(self.why_closed)
+
+    def draining_error(self, why: str) -> CoordinatorClosed:
+        """Return the error for a request that a drain refuses or ends, to be raised when the drain says so."""
+        error = CoordinatorClosed(why)
+        error._held_back = self.held_back
+        return error
 
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
@@ -602,9 +608,7 @@ class Hub:
         resource = self.resources.get(keys.id)
         if self.emptied is not None:
             why = f"the coordinator is being closed and grants {text(keys.name)!r} no longer: create a new one"
-            error = CoordinatorClosed(why)
-            error._held_back = self.held_back
-            raise error
+            raise self.draining_error(why)
         if resource is None:
             if spare is not None and spare.hub is self:
                 resource = spare

@@ -42,13 +42,11 @@ class Binding:
 
     def hub(self) -> Hub:
         """Return the hub. Raises WrongContext or CoordinatorClosed unless it may be used here and now."""
-        hub = self.started
-        if hub is not None:
-            hub.check()
-            return hub
-        if self.why_closed is not None:
-            raise CoordinatorClosed(f"this coordinator cannot be used any more: {self.why_closed}. Create a new one")
-        hub = self.started = Hub(self.options, self.owned)
+        if (hub := self.started) is None:
+            if self.why_closed is not None:
+                raise CoordinatorClosed.used(self.why_closed)
+            hub = self.started = Hub(self.options, self.owned)
+        hub.check()
         return hub
 
     async def close(self, drain: float) -> None:

@@ -18,7 +18,6 @@ from .._core.display import text
 from .._core.keys import Endpoint, Keys, PermitKeys
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
-from ..errors import CoordinatorClosed
 from ..errors._base import copy_error
 from .acquisition import Acquisition, Request
 from .detached import deadlock
@@ -159,8 +158,7 @@ class Resource:
 
     def give_up(self, why: str) -> Iterator[None]:
         """End all waits with CoordinatorClosed, one with each step."""
-        error = CoordinatorClosed(f"the wait for {self.name!r} ended: {why}")
-        error._held_back = self.hub.held_back
+        error = self.hub.draining_error(f"the wait for {self.name!r} ended: {why}")
         for cohort in self.cohorts.values():
             cohort.give_up(error)
         for acquisition in list(self.acquisitions.values()):

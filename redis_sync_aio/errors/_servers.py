@@ -166,6 +166,11 @@ class CoordinatorClosed(SyncError):
     _held_back: HeldBack | None = None
     """Function to await before it is raised; None: it is raised immediately."""
 
+    @staticmethod
+    def used(why: str) -> CoordinatorClosed:
+        """Return the error for the use of a coordinator that was closed; ``why`` is the reason."""
+        return CoordinatorClosed(f"this coordinator cannot be used any more: {why}. Create a new one")
+
 
 class WrongContext(SyncError, RuntimeError):
     """A coordinator, a lock or a lease was used in another event loop, or in another process after a fork.
