@@ -14,6 +14,7 @@ from redis_sync_aio.errors import (
     AcquireTimeout,
     BrokenBarrierError,
     Conflict,
+    CoordinatorClosed,
     FingerprintMismatch,
     LeaseLost,
     LimitMismatch,
@@ -79,6 +80,7 @@ ABOUT_A_LOCK = [
 ABOUT_NONE = [
     *(TransactionMisuse.of(misuse, "GET", "NOPERM") for misuse in Misuse),
     UndoFailed.too_long("refund", seconds=1.5, ended=True),
+    CoordinatorClosed.used("it was closed"),
 ]
 
 
