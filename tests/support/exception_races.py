@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import CancelledError
 from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from redis_sync_aio.errors import LossReason
+from redis_sync_aio.types import BaseLease
 
 NAME = "races"
 
@@ -21,3 +27,33 @@ def later(turns: int, action: Callable[[], object]) -> None:
         loop.call_soon(later, turns - 1, action)
     else:
         loop.call_soon(action)
+
+
+def lose_now(lease: BaseLease, reason: LossReason = "taken") -> None:
+    """Lose the lease in this turn of the loop; the server knows nothing of it."""
+    lease._grant.lose(reason)
+
+
+class ChildError(Exception):
+    """Raised by a child of a group."""
+
+
+async def group_that_fails() -> None:
+    """Catch the failure of a group, whose exit is waiting for the child. It leaves a count on Python < 3.13."""
+
+    async def fail() -> NoReturn:
+        await asyncio.sleep(0)
+        raise ChildError
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+    except* ChildError:
+        pass
+
+
+async def swallowed_cancellation() -> None:
+    """Leave a count of one in this task."""
+    with suppress(CancelledError):
+        this_task().cancel()
+        await asyncio.sleep(0)
