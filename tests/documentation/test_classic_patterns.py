@@ -1,219 +1,73 @@
-"""Locks as books and blogs show them: where each of them fails, and that ours does not (docs/classic-patterns.md).
+"""The classic patterns: docs/classic-patterns.md runs the textbook's code; here ours stands the same tests.
 
-Semaphores, transactions, the market and Redlock are next to this file: test_classic_semaphores.py,
-test_classic_transactions.py, test_classic_market.py, test_classic_redlock.py.
+What most rows need (late releases, lost replies, crashed holders, timeouts) is proved for every primitive in
+`conformance` and `faults`. Here are the clocks of clients, a client that is cut off on its way, and the market.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Mapping
-from datetime import timedelta
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from contextvars import ContextVar, copy_context
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
+import redis as blocking
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import LockNotOwnedError, ResponseError, WatchError
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, NotHeld, Unreachable, wait_until
-from redis_sync_aio.compat import Lock
+from benchmarks.market import (
+    ESCALATE_AFTER,
+    MARKET,
+    ByLock,
+    ByTransaction,
+    ByWatch,
+    Market,
+    TooPoor,
+    audit,
+    funds,
+    open_market,
+)
+from redis_sync_aio import AsyncSemaphore, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
-from ..support import textbook
-from ..support.body import FAST
-from ..support.child import Crew, Failed
-from ..support.crews import crew as crew
-from ..support.crews import plain as plain
-from ..support.factories import Client
-from ..support.inside import Engine
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, SWALLOW_REQUEST, Action, FaultProxy, anything, command
-from ..support.resp import Predicate
-from ..support.textbook import Crash, crash, decoded
-from ..support.views import holder_of, remaining_of
-from ..support.wired import ACQUIRE, RELEASE, wired
+from ..support.body import FAST, waits
+from ..support.inside import turn_key
+from ..support.pairwise import first_of
+from ..support.proxy import CUT_AFTER, CUT_BEFORE, Action, anything
+from ..support.site import anchors
+from ..support.wired import wired
 
-pytestmark = pytest.mark.timing
-NAME = "lock"
-MINUTE = 60_000
-CONNECTING = 12
-"""More commands than it takes to connect."""
-DECIDES: Mapping[str, Predicate] = {"lua": RELEASE, "watch": command("EXEC")}
-"""The command that makes a release, by who decides."""
-engines = pytest.mark.parametrize("engine", DECIDES)
-modes = pytest.mark.parametrize("mode", ["link", "plain"])
+PAGE = Path(__file__).parents[2] / "docs" / "classic-patterns.md"
 
 
-async def let_end(redis: Client, name: str = NAME) -> None:
-    """Let the lease end now, as if its ttl had run out."""
-    await redis.pexpire(name, 0)
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
+def test_every_row_of_the_table_leads_to_a_section_and_every_section_advises() -> None:
+    text = PAGE.read_text("utf-8")
+    rows = re.findall(r"^\| \[[^\]]+\]\(#([\w-]+)\)", text, re.M)
+    assert len(rows) == 15
+    assert set(rows) <= anchors(text)
+    for section in text.split("\n## ")[1:]:
+        assert "**Where it fails.**" in section
+        assert "**Write instead**" in section
 
 
-# -- basic lock: SET NX / DEL --------------------------------------------------------------------------------
+# -- locks and semaphores --------------------------------------------------------------------------------------
 
 
-async def test_textbook_a_late_del_frees_the_lock_of_another(plain: Client) -> None:
-    assert await textbook.take(plain, NAME, "a", px=MINUTE)
-    assert not await textbook.take(plain, NAME, "b", px=MINUTE)
-    await let_end(plain)
-    assert await textbook.take(plain, NAME, "b", px=MINUTE)
-    await textbook.give_back(plain, NAME)  # a does not know that its time was over
-    assert await textbook.take(plain, NAME, "c", px=MINUTE), "b is still in, and so is c"
-
-
-async def test_textbook_ex_is_in_whole_seconds(plain: Client) -> None:
-    """EX drops the fraction of a timedelta, and what is left of half a second is no ttl at all."""
-    assert await textbook.take(plain, NAME, ex=timedelta(seconds=1.9))
-    assert await plain.pttl(NAME) <= 1000
-    with pytest.raises(ResponseError, match="invalid expire"):
-        await textbook.take(plain, "other", ex=timedelta(seconds=0.5))
-
-
-async def test_p1_basic_lock(sync: Coordinator, make_client: MakeClient) -> None:
-    async with Coordinator(make_client()) as other:
-        ours, theirs = AsyncLock(sync, NAME), AsyncLock(other, NAME)
-        lease = await ours.acquire()
-        assert await theirs.try_acquire() is None
-        await lease.release()
-        second = await theirs.try_acquire()
-        assert second is not None
-        await let_end(sync.client)
-        third = await ours.acquire(timeout=0)
-        with pytest.raises(LeaseLost):
-            await second.release()
-        third.check()
-        await third.release()
-
-
-@pytest.mark.parametrize("ttl", [2, 0.5, timedelta(seconds=1.9), timedelta(milliseconds=500)], ids=str)
-async def test_basic_lock_ttl_is_seconds_or_timedelta(redis: Client, ttl: float | timedelta) -> None:
-    async with AsyncLock(redis, NAME, ttl=ttl, auto_renew=False) as lease:
-        ms = (ttl.total_seconds() if isinstance(ttl, timedelta) else ttl) * 1000
-        assert ms - 400 < await redis.pttl(NAME) <= ms
-        assert lease.remaining() <= ms / 1000
-
-
-# -- identity lock, GET and then DEL ---------------------------------------------------------------------------
-
-
-async def test_textbook_get_then_del_frees_the_lock_of_another(plain: Client) -> None:
-    async def meanwhile() -> None:
-        await let_end(plain)
-        assert await textbook.take(plain, NAME, "b", px=MINUTE)
-
-    assert await textbook.take(plain, NAME, "a", px=MINUTE)
-    assert await textbook.give_back_if_mine(plain, NAME, "a", meanwhile)
-    assert await textbook.take(plain, NAME, "c", px=MINUTE), "b is still in, and so is c"
-
-
-@modes
-@engines
-async def test_p1_a_release_that_comes_too_late_frees_nobody_elses_lock(
-    server: EmbeddedServer, mode: str, engine: str
-) -> None:
-    """P1: the release is on its way when the lease ends and another one gets the lock: who keeps it."""
-    # An answer may take long: a copy sent meanwhile would, when it finds the token gone, take the first for executed.
-    async with wired(server, mode, response_timeout=5, client={"socket_timeout": 5}) as w:
-        lease = await w.lock(engine=engine).acquire()
-        rule = w.proxy.on(DECIDES[engine], HOLD)
-        releasing = asyncio.create_task(lease.release())
-        await rule.fired.wait()
-        await let_end(w.direct, w.name)
-        other = await w.elsewhere().acquire(timeout=0)
-        rule.release.set()
-        with pytest.raises(LeaseLost):
-            await releasing
-        await w.check_held(other)
-        await other.release()
-
-
-@engines
-async def test_p1_identities(server: EmbeddedServer, sync: Coordinator, crew: Crew, engine: Engine) -> None:
-    """P1: the right name releases, from whatever process; a wrong one is refused and changes nothing."""
-    lock = AsyncLock(sync, NAME, engine=engine)
-    with crew.children(2) as children:
-        await asyncio.gather(*(child.open(server.url) for child in children))
-        one, two = children
-        for releaser in children:
-            granted = await one.acquire(NAME, 30, identity="worker-7")
-            assert granted["token"] == holder_of(await lock.statistics()) == "worker-7"
-            with pytest.raises(Failed, match="is not held by 'worker-9' but by 'worker-7'") as caught:
-                await two.release_as(NAME, "worker-9")
-            assert caught.value.kind == "NotHeld"
-            assert holder_of(await lock.statistics()) == "worker-7"
-            await releaser.release_as(NAME, "worker-7")
-            assert not await lock.locked()
-            with pytest.raises(Failed, match="nor by anybody else"):
-                await two.release_as(NAME, "worker-7")
-        await one.acquire(NAME, 30, identity="worker-7")
-        with pytest.raises(NotHeld, match="is not held by 'worker-9' but by 'worker-7'"):
-            await lock.release(identity="worker-9")
-        await lock.release(identity="worker-7")
-        await lock.acquire(identity="worker-7", timeout=0)
-        await two.release_as(NAME, "worker-7")
-        assert not await lock.locked()
-
-
-# -- identity lock with WATCH ----------------------------------------------------------------------------------
-
-
-async def test_textbook_a_release_by_watch_fails_when_its_own_renewal_comes_between(plain: Client) -> None:
-    async def renew() -> None:
-        await plain.pexpire(NAME, MINUTE)
-
-    assert await textbook.take(plain, NAME, "a", px=MINUTE)
-    with pytest.raises(WatchError):
-        await textbook.give_back_watching(plain, NAME, "a", renew)
-    assert await plain.get(NAME) == "a", "it is nobody's any more, and still there"
-
-
-@modes
-@engines
-async def test_p7_a_renewal_that_comes_between_does_not_hinder_a_release(
-    server: EmbeddedServer, mode: str, engine: str
-) -> None:
-    """P7: by a script; or with WATCH, where EXEC is refused, the token is found to be there, and it is repeated."""
-    async with wired(server, mode) as w:
-        lease = await w.lock(engine=engine).acquire()
-        rule = w.proxy.on(DECIDES[engine], HOLD)
-        releasing = asyncio.create_task(lease.release())
-        await rule.fired.wait()
-        await w.direct.pexpire(w.name, MINUTE)
-        rule.release.set()
-        await releasing
-        await w.check_free(lease.fence)
-
-
-# -- SETNX, then EXPIRE ----------------------------------------------------------------------------------------
-
-
-async def test_textbook_a_crash_between_setnx_and_expire_locks_forever(plain: Client) -> None:
-    with pytest.raises(Crash):
-        await textbook.take_in_two_steps(plain, NAME, "a", 10, crash)
-    assert await plain.ttl(NAME) == -1
-    assert not await textbook.take_in_two_steps(plain, NAME, "b", 10)
-
-
-async def test_textbook_mending_it_puts_an_end_to_a_lock_that_was_to_have_none(plain: Client) -> None:
-    assert await plain.set(NAME, "maintenance, until further notice", nx=True)
-    assert not await textbook.take_in_two_steps(plain, NAME, "b", 10, mend=True)
-    assert 0 < await plain.ttl(NAME) <= 10, "b has set an end to it"
-
-
-async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int, retry_for: float = 2) -> bool:
+async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int) -> bool:
     """Acquire; after so many commands the client is cut off for good. Return whether it was acquired before."""
-    name = f"cut off {mode} {way is CUT_AFTER} {number} {retry_for}"
-    patient = {"socket_timeout": 30, "socket_connect_timeout": 30}  # a connection that is not cut is never given up
-    async with wired(server, mode, retry_for=retry_for, response_timeout=30, client=patient, name=name) as w:
-        rule = w.proxy.on(anything, way, times=None, skip=number)
+    async with wired(server, mode, retry_for=2, name=f"cut off {mode} {way is CUT_AFTER} {number}") as w:
+        w.proxy.on(anything, way, times=None, skip=number)
         try:
             await w.lock().acquire()
         except Unreachable:
-            if not rule.acted:  # it was the machine that was too slow
-                assert retry_for < 60
-                return await cut_off(server, mode, way, number, 5 * retry_for)
             left = await w.direct.pttl(w.name)
             assert left == -2 or 0 < left <= 30_000
             return False
@@ -221,190 +75,229 @@ async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int, r
         return True
 
 
-@modes
+@pytest.mark.parametrize("mode", first_of("link", "plain"))
 async def test_p12_no_crash_leaves_a_lock_without_a_ttl(server: EmbeddedServer, mode: str) -> None:
     """P12: wherever on its way the client is cut off for good, there is no lock, or it has a ttl."""
-    ways, numbers = (CUT_BEFORE, CUT_AFTER), [*range(CONNECTING + 1), 10 * CONNECTING]
-    cases = [cut_off(server, mode, way, number) for way in ways for number in numbers]
-    ends = await asyncio.gather(*cases)
-    for got in (ends[: len(numbers)], ends[len(numbers) :]):
+    for way in (CUT_BEFORE, CUT_AFTER):
+        got = [await cut_off(server, mode, way, number) for number in (*range(13), 120)]
         assert not got[0]
         assert got[-1], "not all points were met"
         assert sorted(got) == got
 
 
-async def test_p11_a_foreign_lock_without_ttl_is_reported_and_stays_as_it_is(redis: Client, sync: Coordinator) -> None:
-    lock = AsyncLock(sync, NAME)
-    await redis.set(NAME, "maintenance")
-    for timeout in (0, 0.02):
-        with pytest.raises(AcquireTimeout) as caught:
-            await lock.acquire(timeout=timeout)
-        assert caught.value.remaining is None
-    seen = await lock.statistics()
-    assert (holder_of(seen), seen.holders[0].foreign, remaining_of(seen)) == ("maintenance", True, None)
-    assert await redis.pttl(NAME) == -1
-    assert await lock.force_release()
-    async with lock.acquire(timeout=0):
-        assert 0 < await redis.pttl(NAME) <= 30_000
+SKEWS = (0.0, 10.0, -10.0)
+"""Seconds by which the clocks of three clients are apart from the server's."""
+SKEW = ContextVar("SKEW", default=0.0)
+TTL = 5.0
 
 
-# -- the reply of SETNX is lost, GET to find out -----------------------------------------------------------------
-
-
-async def test_textbook_redis_py_repeats_set_nx_and_is_refused_by_itself(server: EmbeddedServer, plain: Client) -> None:
-    assert server.port is not None
-    async with (
-        FaultProxy((server.host, server.port)) as proxy,
-        Redis(host=proxy.host, port=proxy.port, retry=Retry(NoBackoff(), 1), decode_responses=True) as client,
-    ):
-        await client.ping()
-        proxy.on("SET", CUT_AFTER)
-        assert not await textbook.take(client, NAME, "a", px=MINUTE)
-    assert await plain.get(NAME) == "a", "refused, and it has it"
-
-
-async def test_textbook_get_asks_before_the_lost_set_nx_arrives(server: EmbeddedServer, plain: Client) -> None:
-    copies: list[list[bytes]] = []
-
-    def set_nx(args: list[bytes]) -> bool:
-        copies.extend([args] if command("SET")(args) else [])
-        return command("SET")(args)
-
-    assert server.port is not None
-    options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 0.1, "decode_responses": True}
-    async with (
-        FaultProxy((server.host, server.port)) as proxy,
-        Redis(host=proxy.host, port=proxy.port, **options) as client,  # type: ignore[arg-type]
-    ):
-        await client.ping()
-        proxy.on(set_nx, SWALLOW_REQUEST)
-        assert not await textbook.take_and_ask(client, NAME, "a", MINUTE)
-    await plain.execute_command(*copies[0])  # it was in a socket all the time
-    assert await plain.get(NAME) == "a", "it has it, and has gone away"
-
-
-@modes
-@pytest.mark.parametrize("way", [CUT_BEFORE, CUT_AFTER], ids=["before", "after"])
-async def test_p4_a_lost_reply_is_found_out_and_a_late_copy_is_spent(
-    server: EmbeddedServer, mode: str, way: Action
+@pytest.mark.parametrize("push", ["always", "never"])
+async def test_p1_p2_d14_clients_whose_clocks_are_10_seconds_apart(
+    redis: Redis, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, push: Push
 ) -> None:
-    """P4: it has the lock and knows it; what was in a socket all the time changes nothing when it arrives."""
-    copies: list[list[bytes]] = []
+    """P1, P2: never more than the limit, in the order of arrival; a renewal keeps what it says.
 
-    def acquires(args: list[bytes]) -> bool:
-        copies.extend([args] if ACQUIRE(args) else [])
-        return ACQUIRE(args)
+    The wall clock depends on the task that looks. The ttl is shorter than the clocks are apart.
+    """
+    seconds, nanoseconds = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: seconds() + SKEW.get())
+    monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + int(SKEW.get() * 1e9))
+    watch, inside, may_leave = AsyncSemaphore(redis, "semaphore", limit=2), set[str](), asyncio.Event()
 
-    async with wired(server, mode) as w:
-        w.proxy.on(acquires, way)
-        lease = await w.lock().acquire()
-        await w.check_held(lease)
-        assert await w.elsewhere().try_acquire() is None
+    async def work(semaphore: AsyncSemaphore, who: str) -> int:
+        lease = await semaphore.acquire(identity=who)
+        inside.add(who)
+        assert len(inside) <= 2, inside
+        await lease.extend(TTL)
+        assert TTL - 1 < lease.remaining() <= TTL
+        holders = {one.token: one.remaining or 0.0 for one in (await watch.statistics()).holders}
+        assert TTL - 1 < holders[who] <= TTL
+        await may_leave.wait()
+        inside.remove(who)
         await lease.release()
-        assert len(copies) >= 2
-        for copy in copies:
-            await decoded(w.direct).execute_command(*copy)
-        await w.check_free(lease.fence)
+        return lease.fence
+
+    def arrived(count: int) -> Callable[[], Awaitable[bool]]:
+        async def condition() -> bool:
+            seen = await watch.statistics()
+            return seen.held + seen.waiting == count
+
+        return condition
+
+    clients = []
+    for skew in SKEWS:
+        context = copy_context()
+        context.run(SKEW.set, skew)
+        clients.append((context, context.run(Coordinator, make_client(), push=push)))
+    working: list[asyncio.Task[int]] = []
+    for number in range(9):
+        context, sync = clients[number % len(clients)]
+        asking = work(AsyncSemaphore(sync, "semaphore", limit=2, ttl=TTL), str(number))
+        working.append(asyncio.create_task(asking, context=context))
+        await wait_until(arrived(number + 1), FAST, timeout=15)
+    assert (await watch.statistics()).held == 2
+    may_leave.set()
+    fences = await asyncio.gather(*working)
+    assert fences == sorted(fences), "P2"
+    for _, sync in clients:
+        await sync.aclose()
 
 
-# -- an alarm of the process as a timeout -----------------------------------------------------------------------
+# -- the market ------------------------------------------------------------------------------------------------
 
-TIMER, ALARM = signal.ITIMER_VIRTUAL, signal.SIGVTALRM
-"""Not ITIMER_REAL: the test runner's own timeouts use that one, and a process has only one of each."""
-
-
-def alarm_lock(client: Client, name: str, who: str) -> textbook.AlarmLock:
-    return textbook.AlarmLock(client, name, who, 60, TIMER, ALARM)
+SELLERS, BUYERS, ITEMS, MONEY = ["s0", "s1", "s2"], ["b0", "b1", "b2"], 10, 10_000
 
 
-async def test_textbook_the_alarm_rings_in_whatever_task_runs(plain: Client) -> None:
-    waiting, rung = asyncio.Event(), asyncio.Event()
-
-    async def wait() -> None:
-        waiting.set()
-        await rung.wait()
-
-    await textbook.take(plain, NAME, "holder", px=MINUTE)
-    patient = asyncio.create_task(alarm_lock(plain, NAME, "patient").acquire(3600, wait))
-    await waiting.wait()
-    with pytest.raises(textbook.LockAcquireError):  # here, in a task that wants no lock
-        signal.raise_signal(ALARM)
-    assert not patient.done(), "its time is over, and nobody has told it"
-
-    waiting.clear()
-    free = alarm_lock(plain, "other", "b")
-    await free.acquire(7200, textbook.nothing)
-    assert signal.getitimer(TIMER) == (0, 0), "nobody's alarm is set any more: the patient waits forever"
-    await free.release()
-    with pytest.raises(textbook.LockReleaseError):
-        await free.release()
-    patient.cancel()
-    await asyncio.wait([patient])
+def client_of(sync: Coordinator) -> Redis:
+    assert isinstance(sync.client, Redis)
+    return sync.client
 
 
-async def test_textbook_no_alarms_beside_the_main_thread(plain: Client, server: EmbeddedServer) -> None:
-    async def lock() -> None:
-        async with server.client() as client:
-            await alarm_lock(client, "free", "a").acquire(1, textbook.nothing)
-
-    with pytest.raises(ValueError, match="main thread"):
-        await asyncio.to_thread(asyncio.run, lock())
-
-
-async def test_p12_a_timeout_is_the_tasks_own(sync: Coordinator, server: EmbeddedServer) -> None:
-    """P12: each task's own ends its own waiting, in any thread; signals are left alone."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    timers = [signal.getitimer(which) for which in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)]
-    lock, ended = AsyncLock(sync, NAME), list[float]()
-
-    async def wait(timeout: float) -> None:
-        with pytest.raises(AcquireTimeout, match=NAME):
-            await lock.acquire(timeout=timeout)
-        ended.append(timeout)
-
-    async def elsewhere() -> None:
-        async with server.client() as client:
-            with pytest.raises(AcquireTimeout):
-                await AsyncLock(client, NAME).acquire(timeout=0.03)
-
-    holder = await lock.acquire()
-    patient = asyncio.create_task(lock.acquire(timeout=3600))
-    await asyncio.gather(wait(0.09), wait(0.03), wait(0.06), asyncio.to_thread(asyncio.run, elsewhere()))
-    assert ended == [0.03, 0.06, 0.09]
-    assert not patient.done()
-    await holder.release()
-    await (await patient).release()
-    assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
-    assert [signal.getitimer(which) for which in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)] == timers
+WAYS: Mapping[str, Callable[[Coordinator], Market]] = {
+    "watch": lambda sync: ByWatch(client_of(sync), fine=False),
+    "watch-fine": lambda sync: ByWatch(client_of(sync), fine=True),
+    "lock": lambda sync: ByLock(client_of(sync), lambda goods: sync.lock("lock:market")),
+    "lock-fine": lambda sync: ByLock(client_of(sync), lambda goods: sync.lock(f"lock:{goods}")),
+    "transaction": lambda sync: ByTransaction(client_of(sync), sync, fine=False),
+    "transaction-fine": lambda sync: ByTransaction(client_of(sync), sync, fine=True),
+}
+each_way = pytest.mark.parametrize("way", WAYS)
 
 
-async def test_p7_release_errors_have_names(redis: Redis, sync: Coordinator) -> None:
-    """What the textbook calls LockReleaseError: not held, lost, or in redis-py's words."""
-    lock = AsyncLock(sync, NAME)
-    with pytest.raises(NotHeld):
-        await lock.release()
-    lease = await lock.acquire()
-    await redis.set(NAME, "somebody else", px=MINUTE)
-    with pytest.raises(LeaseLost) as caught:
-        await lease.release()
-    assert caught.value.reason == "taken"
-    await redis.delete(NAME)
-    compatible = Lock(redis, NAME, timeout=10)
-    assert await compatible.acquire()
-    await redis.set(NAME, "somebody else", px=MINUTE)
-    with pytest.raises(LockNotOwnedError):
-        await compatible.release()
+@pytest_asyncio.fixture
+async def ledger(server: EmbeddedServer, redis: Redis) -> AsyncIterator[blocking.Redis]:
+    """A client that has opened the market, to look into the books."""
+    with blocking.Redis.from_url(server.url) as client:
+        open_market(client, SELLERS, BUYERS, ITEMS, MONEY)
+        yield client
 
 
-async def test_p3_a_lock_that_is_free_again_wakes_its_waiters(redis: Client, sync: Coordinator) -> None:
-    """P3: the textbooks poll; here the end of a lease, or a DEL by hand, is noticed by the waiters."""
-    lock = AsyncLock(sync, NAME)
-    await redis.set(NAME, "theirs", px=MINUTE)
-    waiting = asyncio.create_task(lock.acquire(timeout=5))
+def wrong(ledger: blocking.Redis) -> list[str]:
+    return audit(ledger, SELLERS, BUYERS, ITEMS, MONEY)
 
-    async def queued() -> bool:
-        return (await lock.statistics()).waiting == 1
 
-    await wait_until(queued, FAST, timeout=15)
-    await redis.delete(NAME)
-    await (await waiting).release()
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+def between(market: Market, gap: Callable[[], Awaitable[object]]) -> None:
+    """Let ``gap`` happen between looking and writing, from now on."""
+
+    async def looked() -> None:
+        await gap()
+
+    market.looked = looked  # type: ignore[method-assign]
+
+
+async def test_the_audit_finds_what_a_market_without_protection_does(sync: Coordinator, ledger: blocking.Redis) -> None:
+    """It sells an item twice. Money and items that are missing, or too many, are found, too."""
+    first, second = (ByLock(client_of(sync), lambda goods: nullcontext()) for _ in range(2))
+    await first.list_item("s0", "s0:0", 10)
+
+    async def meanwhile() -> None:
+        assert await second.purchase("b1", "s0:0.s0", soon())
+
+    between(first, meanwhile)
+    assert await first.purchase("b0", "s0:0.s0", soon())
+    assert wrong(ledger) == ["1 items are in two places"]
+    ledger.srem("inventory:b0", "s0:0")
+    assert wrong(ledger) == []
+    ledger.srem("inventory:s0", "s0:3")
+    ledger.incr(funds("b0"))
+    assert wrong(ledger) == ["there were 30000 in money, and now 30001", "1 items are gone, 0 came from nowhere"]
+    ledger.sadd("inventory:b0", "s9:3")
+    assert wrong(ledger)[1:] == ["1 items are gone, 1 came from nowhere"]
+
+
+@each_way
+async def test_a_purchase_that_others_disturb_is_done_as_often_as_its_way_needs(
+    sync: Coordinator, ledger: blocking.Redis, way: str
+) -> None:
+    """P2: each time it has looked, another item is listed. One watched key fails until the rivals have no more.
+
+    With ``escalate_after`` later listings wait for their turn. Keys, or locks, of one's own are not disturbed.
+    """
+    retries = {"watch": ITEMS, "transaction": ESCALATE_AFTER}.get(way, 0)
+    buyer, seller = WAYS[way](sync), WAYS[way](sync)
+    queue = {"transaction": sync.lock(turn_key(MARKET.encode())), "lock": sync.lock("lock:market")}.get(way)
+    await seller.list_item("s0", "s0:0", 10)
+    listing: list[asyncio.Task[bool]] = []
+
+    async def meanwhile() -> None:
+        number = len(listing)
+        if number < ITEMS:
+            listing.append(asyncio.create_task(seller.list_item("s1", f"s1:{number}", 10)))
+
+            async def done_or_in_line() -> bool:
+                return listing[number].done() or (queue is not None and (await queue.statistics()).waiting > 0)
+
+            await wait_until(done_or_in_line, FAST, timeout=60)
+
+    between(buyer, meanwhile)
+    assert await buyer.purchase("b0", "s0:0.s0", soon())
+    assert buyer.retries == retries
+    assert all(await asyncio.gather(*listing))
+    assert wrong(ledger) == []
+
+
+@each_way
+async def test_p1_an_item_that_two_want_is_sold_once(sync: Coordinator, ledger: blocking.Redis, way: str) -> None:
+    """P1: the one who looked first has it under a lock; without one the one who wrote first."""
+    market, other = WAYS[way](sync), WAYS[way](sync)
+    await market.list_item("s0", "s0:0", 10)
+    rivals: list[asyncio.Task[bool]] = []
+
+    async def meanwhile() -> None:
+        if not rivals:
+            rivals.append(asyncio.create_task(other.purchase("b1", "s0:0.s0", soon())))
+            if way.startswith("lock"):
+                await wait_until(waits(sync.lock("lock:market" if way == "lock" else "lock:s0:0.s0")), FAST, timeout=60)
+            else:
+                assert await rivals[0]
+
+    between(market, meanwhile)
+    assert await market.purchase("b0", "s0:0.s0", soon()) is way.startswith("lock")
+    assert await rivals[0] is not way.startswith("lock")
+    assert wrong(ledger) == []
+
+
+@each_way
+async def test_p7_too_poor_comes_out_bare_and_nothing_is_changed(
+    sync: Coordinator, ledger: blocking.Redis, way: str
+) -> None:
+    """P7: and nothing is left locked or watched: the next purchase is done immediately."""
+    market = WAYS[way](sync)
+    await market.list_item("s0", "s0:0", MONEY + 1)
+    await market.list_item("s0", "s0:1", MONEY)
+    with pytest.raises(TooPoor, match=f"b0 has {MONEY}, the price is {MONEY + 1}") as caught:
+        await market.purchase("b0", "s0:0.s0", soon())
+    assert type(caught.value) is TooPoor
+    async with asyncio.timeout(5):
+        assert await market.purchase("b0", "s0:1.s0", soon())
+        assert not await market.list_item("s0", "s0:1", 5)
+        assert not await market.purchase("b0", "s0:1.s0", soon())
+    assert wrong(ledger) == []
+
+
+@each_way
+async def test_p1_money_and_items_are_conserved_between_two_processes(
+    sync: Coordinator, other: Coordinator, ledger: blocking.Redis, way: str
+) -> None:
+    """P1: all that is listed is bought, once, and paid for, once."""
+    markets, sold = [WAYS[way](one) for one in (sync, other)], list[str]()
+
+    async def sell(number: int, seller: str) -> None:
+        for item in range(ITEMS):
+            assert await markets[number % 2].list_item(seller, f"{seller}:{item}", 1 + item)
+
+    async def buy(number: int, buyer: str) -> None:
+        chance = random.Random(number)
+        while len(sold) < len(SELLERS) * ITEMS:
+            offers = await markets[number % 2].offers(5)
+            if offers and await markets[number % 2].purchase(buyer, chance.choice(offers), soon()):
+                sold.append(buyer)
+
+    async with asyncio.timeout(600):
+        await asyncio.gather(*(sell(*it) for it in enumerate(SELLERS)), *(buy(*it) for it in enumerate(BUYERS)))
+    assert ledger.zcard(MARKET) == 0
+    assert wrong(ledger) == []
