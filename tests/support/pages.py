@@ -19,7 +19,6 @@ import ast
 import asyncio
 import builtins
 import contextlib
-import gc
 import importlib
 import inspect
 import json
@@ -100,7 +99,6 @@ class Page:
                     self._evaluate_all()
                 finally:
                     self._runner.run(self._close())
-            gc.collect()  # what is still open is blamed on this page
         finally:
             sys.path.remove(str(self._directory))
             for name in set(sys.modules) - known:
