@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,15 @@ from benchmarks.pictures import Bar, Panel, draw
 from benchmarks.plain_words import LABELS, WORDS
 from benchmarks.report import saved, show, write
 from benchmarks.runner import benchmark
-from benchmarks.scenario import SMOKE, Outcome, Round, Scale
+from benchmarks.scenario import SMOKE, Outcome, Round
 from benchmarks.scenarios.permits import crowded
 from benchmarks.targets import Verdict, verdicts
 from redis_sync_aio.embedded import EmbeddedServer
 
-pytestmark = pytest.mark.timing
 DOCS = Path(__file__).parents[2] / "docs" / "assets"
 MS = 1_000_000
 OURS_ONLY = ("s3", "s3work", "s3one", "lone", "s4", "s5", "s5work", "s4sem", "cost", "s8s1b5", "s8s5b1", "s8s1b1")
-SHARING = {"locks", "semaphores", "own semaphores", "readers and writers"}
-EXCLUDING = (
+EXCLUDING = [
     "s1",
     "s2",
     "s3",
@@ -57,14 +55,9 @@ EXCLUDING = (
     "s4sem",
     "rw",
     "s8",
-)
-PICTURES = (
-    "benchmarks-uncontended",
-    "benchmarks-contended",
-    "benchmarks-sharing",
-    "local-sharing",
-    "optimistic-or-pessimistic",
-)
+]
+PICTURES = ("benchmarks-uncontended", "benchmarks-contended", "benchmarks-sharing", "local-sharing")
+SHARING = {"locks", "semaphores", "own semaphores", "readers and writers"}
 NO_TARGETS = {"s3work", "s3one", "lone", "s8s5b1", "s8s1b1"}  # where `ours` is not compared with others
 
 
@@ -98,6 +91,15 @@ def test_every_scenario_has_its_figures(everything: tuple[list[Outcome], dict[st
             assert set(figures) == {column.key for column in scenario.columns}
             assert all(len(figure["rounds"]) == SMOKE.rounds for figure in figures.values())
     assert {target["scenario"] for target in found["targets"]} == set(scenarios.BY_KEY) - NO_TARGETS
+    ours = {outcome.scenario.key: partial(outcome.figure, "ours") for outcome in outcomes}
+    costs = {"s1": "commands_per_pair reads_per_pair", "tx": "reads", "guarded": "reads"}
+    for key, names in costs.items():
+        assert [ours[key](name) for name in names.split()] == pytest.approx([2] * len(names.split()), abs=0.05)
+    for key in ("s4", "s4sem"):
+        assert (ours[key]("commands_per_second"), ours[key]("connections")) == (0, 1)
+    assert [ours["s6"](name) for name in ("stuck", "ignored", "left")] == [0, 0, 0]
+    assert ours["s5"]("peak") == ours["s5work"]("peak") == 5
+    assert (ours["rw"]("peak") or 0) > 5
 
 
 @pytest.mark.ci
@@ -160,30 +162,6 @@ def test_those_that_share_take_part() -> None:
             assert figure("s1", "commands_per_pair") == pytest.approx(2, abs=0.05)
 
 
-@pytest.mark.ci
-def test_targets_of_sharing() -> None:
-    outcomes, _ = run("s3work s3one", "ours", "ours-shared", "asyncio-lock")
-    found = [(verdict.scenario, verdict.compared_with) for verdict in verdicts(outcomes)]
-    assert found == [("s3work", "ours"), ("s3work", "ours"), ("s3one", "asyncio-lock")]
-
-
-@pytest.mark.ci
-def test_only_some_take_part_in_a_quick_run() -> None:
-    names = ["ours", "ours-shared", "ours-lingering"]
-    quick = replace(SMOKE, everybody=False)
-
-    def who(scale: Scale) -> set[str]:
-        [outcome], _ = benchmark(
-            [scenarios.BY_KEY["s1"]], names, scale, uvloop=False, tcp=False, progress=lambda text: None
-        )
-        return set(outcome.figures)
-
-    assert who(quick) == {"ours", "ours-lingering"}
-    assert who(SMOKE) == set(names)
-    known = set(scenarios.BY_KEY)
-    assert all(contestant.quick is None or contestant.quick <= known for contestant in BY_NAME.values())
-
-
 def test_the_target_of_a_lone_task_is_its_slice_and_three_round_trips() -> None:
     outcome = Outcome(scenarios.BY_KEY["lone"])
     outcome.add("ours-shared", Round({"p99_ms": 5.5, "trip_ms": 0.2}))
@@ -195,30 +173,8 @@ def test_the_target_of_a_lone_task_is_its_slice_and_three_round_trips() -> None:
 
 
 @pytest.mark.ci
-def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome], dict[str, Any]]) -> None:
-    outcomes = {outcome.scenario.key: outcome for outcome in everything[0]}
-
-    def ours(key: str, figure: str) -> float:
-        value = outcomes[key].figure("ours", figure)
-        assert value is not None
-        return value
-
-    assert ours("s1", "commands_per_pair") == pytest.approx(2, abs=0.05)
-    assert ours("s1", "reads_per_pair") == pytest.approx(2, abs=0.05)
-    assert ours("s4", "commands_per_second") == 0
-    assert ours("s4", "connections") == 1
-    assert ours("s4sem", "commands_per_second") == 0
-    assert ours("s4sem", "connections") == 1
-    assert ours("s5", "peak") == ours("s5work", "peak") == 5
-    assert ours("rw", "peak") > 5
-    assert ours("tx", "reads") == pytest.approx(2, abs=0.05)
-    assert ours("guarded", "reads") == pytest.approx(2, abs=0.05)
-    assert ours("s6", "stuck") == ours("s6", "ignored") == ours("s6", "left") == 0
-
-
-@pytest.mark.ci
 def test_a_lock_that_excludes_nobody_is_found_out() -> None:
-    left: list[str] = list(EXCLUDING)
+    left = list(EXCLUDING)
     for _ in range(10):  # these runs are short: on a busy machine two may not have met in one of them
         outcomes, _ = run(" ".join(left), "no-lock")
         assert [outcome.scenario.key for outcome in outcomes] == left
@@ -328,26 +284,6 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
         page.put(document, "locks", [outcome], [], about)
 
 
-def test_tables_of_a_page_fit_on_a_phone(tmp_path: Path) -> None:
-    """Every figure stands in one of them, with its contestant; a page has no table that scrolls sideways."""
-    document = tmp_path / "page.md"
-    about = dict.fromkeys(("server", "transport", "python", "loop", "platform", "rounds"), "") | {
-        "packages": {"redis": ""}
-    }
-    for scenario in scenarios.BY_KEY.values():
-        outcome = Outcome(scenario)
-        outcome.add("ours", Round({column.key: float(place) for place, column in enumerate(scenario.columns)}))
-        document.write_text(f"{page.BEGIN.format('all')}\n{page.END.format('all')}\n")
-        page.put(document, "all", [outcome], [], about)
-        rows = [line.split(" | ") for line in document.read_text().splitlines() if line.startswith("| ")]
-        heads, figures = rows[::2], rows[1::2]
-        assert max(map(len, heads)) <= 1 + 4, scenario.key
-        assert [title.strip(" |") for head in heads for title in head[1:]] == [each.title for each in scenario.columns]
-        assert [float(cell.strip(" |")) for row in figures for cell in row[1:]] == [
-            *map(float, range(len(scenario.columns)))
-        ]
-
-
 def test_figures_that_were_written_can_be_read_again(tmp_path: Path) -> None:
     outcomes = [Outcome(scenarios.BY_KEY["s1"]), Outcome(scenarios.BY_KEY["s7"])]
     for value in (1.0, 3.0):
@@ -402,6 +338,7 @@ def test_bars_start_at_zero_and_the_longest_is_cut_visibly(tmp_path: Path) -> No
     assert {"99999 (bar cut)", "250", "(shorter bars are better)", "very long"} <= set(texts)
 
 
+@pytest.mark.real
 async def test_what_locks_take_is_measured(server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> None:
     await footprint.run(server.url, 20, 50)
     printed = capsys.readouterr().out

@@ -22,7 +22,10 @@ from ..support.body import FAST
 from ..support.pages import ADDRESS
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "jobs.md"
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
+pytestmark = [
+    pytest.mark.real,  # schedulers have clocks of their own
+    pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests"),
+]
 
 
 def snippet(heading: str) -> str:

@@ -28,7 +28,6 @@ def text_of(picture: str) -> str:
     return " ".join(html.unescape(" ".join(found)).split())
 
 
-@pytest.mark.timing
 async def test_the_same_pictures_each_time() -> None:
     """So a change of a picture is a change of what the commands print."""
     first, second = [{name: draw(name, screen) for name, screen in (await screens()).items()} for _ in range(2)]

@@ -1,9 +1,10 @@
-"""Messages and docstrings of the package lead to pages and sections of the site that exist."""
+"""Addresses of pages and sections, in the package, in the README and on the forge, lead to what exists."""
 
 from __future__ import annotations
 
 import ast
 import re
+import string
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -68,13 +69,6 @@ def test_each_page_and_section_that_is_named_on_the_forge_and_on_an_index_exists
     assert [one for one in named if not exists(*one[1:])] == []
 
 
-def test_a_page_or_a_section_that_is_missing_is_noticed() -> None:
-    assert exists("operations/servers", "rights")
-    assert exists("operations", "")
-    assert not exists("operations/servers", "lefts")
-    assert not exists("operations/waiters", "")
-
-
 def test_each_page_that_the_page_for_a_wrong_address_offers_exists() -> None:
     """The build of the site checks the links of pages, not those of templates."""
     offered = re.findall(r"href=\"{{ '([^']+)' \| url }}\"", (ROOT / "overrides" / "404.html").read_text("utf-8"))
@@ -87,18 +81,80 @@ def test_the_package_names_no_file_of_the_repository() -> None:
     assert [path.name for path in files() if re.search(r"docs/\w|\w\.md\b", path.read_text("utf-8"))] == []
 
 
-def test_each_page_and_picture_that_an_example_a_benchmark_or_a_test_names_exists() -> None:
-    folders = [ROOT / name for name in ("examples", "benchmarks", "tests")]
-    named = [
-        (path.name, page)
-        for folder in folders
-        for path in folder.rglob("*.py")
-        for page in re.findall(r"\bdocs/[\w/-]+\.(?:md|svg)\b", path.read_text("utf-8"))
-    ]
-    assert len(named) > 20
-    assert [(name, page) for name, page in named if "nowhere" not in page and not (ROOT / page).exists()] == []
-
-
 def test_a_finding_of_the_doctor_gives_the_whole_address() -> None:
     (missing,) = [one for one in of_rights(Rights(user="app", missing=["GET"])) if one.check == "commands"]
     assert missing.fix == f"ACL SETUSER app +get ({SITE}operations/servers/#rights)"
+
+
+# -- the README, which is read on the package index, too ---------------------------------------------------------
+
+FORGE = "https://github.com/redis-sync-aio/redis-sync-aio/"
+RAW = "https://raw.githubusercontent.com/redis-sync-aio/redis-sync-aio/main/"
+
+
+def links(text: str) -> list[str]:
+    """Return where the links and pictures of a page lead to."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"\]\(([^)\s]+)", text) + re.findall(r"^\[[^\]]+\]: (\S+)", text, re.MULTILINE)
+
+
+def target(link: str) -> Path | None:
+    """Return the file or directory that an absolute link leads to; None: not one of this project."""
+    address = link.partition("#")[0]
+    if address.startswith(SITE):
+        return page_of(address.removeprefix(SITE))
+    if address.startswith(RAW):
+        return ROOT / address.removeprefix(RAW)
+    if found := re.match(re.escape(FORGE) + r"(?:blob|tree)/main/(.+)", address):
+        return ROOT / found[1]
+    return None
+
+
+def dead(text: str) -> list[str]:
+    """Return the links of a page that are relative, or lead to a page, file or anchor that does not exist."""
+    found = []
+    for link in links(text):
+        anchor = link.partition("#")[2]
+        if link.startswith("#"):
+            where: str | None = text
+        elif link.startswith("https://"):
+            path = target(link)
+            if path is not None and not path.exists():
+                found.append(link)
+                continue
+            where = path.read_text("utf-8") if path is not None and path.suffix == ".md" else None
+        else:
+            found.append(link)
+            continue
+        if anchor and where is not None and anchor not in anchors(where):
+            found.append(link)
+    return found
+
+
+def test_links_of_the_readme_work_on_the_package_index() -> None:
+    """All are absolute, and those to the site or the forge lead to pages, files and headings of this tree."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert dead(text) == []
+    ours = [link for link in links(text) if target(link) is not None]
+    assert f"{SITE}tutorial/" in ours
+    assert f"{RAW}docs/assets/top.svg" in ours
+
+
+def test_links_that_do_not_work_are_found() -> None:
+    """Relative ones, and absolute ones to what is not there."""
+    page = string.Template(
+        "# A title\n[a](docs/tutorial.md) ![b](docs/assets/top.svg) [c](${site}nowhere/) [d](${site}tutorial/#nowhere)"
+        " [e](${forge}blob/main/NOWHERE.md) [f](${raw}docs/assets/nowhere.svg) [g](#nowhere) [h](http://example.org)\n"
+        "[i](${site}) [j](${site}tutorial/#1-set-up) [k](${forge}blob/main/README.md#why)"
+        " [l](${forge}tree/main/examples) [m](#a-title) [n](https://example.org/nowhere)\n"
+    ).substitute(site=SITE, forge=FORGE, raw=RAW)
+    assert [link.rpartition("/")[2] for link in dead(page)] == [
+        "tutorial.md",
+        "top.svg",
+        "",
+        "#nowhere",
+        "NOWHERE.md",
+        "nowhere.svg",
+        "#nowhere",
+        "example.org",
+    ]
