@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
+from weakref import ref
 
 import pytest
 import pytest_asyncio
@@ -34,21 +34,14 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import CoordinatorClosed, PermissionDenied, StaleFence, TransactionMisuse
+from redis_sync_aio.errors import PermissionDenied, StaleFence, TransactionMisuse
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, for_ever, waits
-from ..support.clusters import SHARDS, Nodes
+from ..support.clusters import SHARDS, SLOTS, Nodes
 from ..support.inside import Cluster, hub_of
 
-pytestmark = pytest.mark.timing
 EVERY_SHARD = range(SHARDS)
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def empty(nodes: Nodes) -> None:
-    for node in nodes.primaries:
-        await nodes.say(node, "FLUSHALL")
 
 
 @pytest_asyncio.fixture
@@ -57,47 +50,58 @@ async def client(nodes: Nodes) -> AsyncIterator[RedisCluster]:
         yield client
 
 
-@pytest_asyncio.fixture(params=["link", "polling"])
+@pytest_asyncio.fixture(params=["auto", "never"])
 async def sync(request: pytest.FixtureRequest, client: RedisCluster) -> AsyncIterator[Coordinator]:
-    async with Coordinator(client, push="auto" if request.param == "link" else "never") as sync:
+    async with Coordinator(client, push=request.param) as sync:
         yield sync
 
 
-async def test_p1_p2_p8_locks_of_every_shard(nodes: Nodes, sync: Coordinator) -> None:
-    """Two processes and many names: one holder at a time, in the order of arrival, with rising fences."""
-    async with nodes.client() as second, Coordinator(second) as other:
-        names = [nodes.name_at(shard, like) for shard in EVERY_SHARD for like in ("a", "b")]
-        held: dict[str, int] = {}
-        fences: dict[str, list[int]] = {name: [] for name in names}
-
-        async def use(source: Coordinator, name: str) -> None:
-            for _ in range(5):
-                async with AsyncLock(source, name, ttl=5) as lease:
-                    assert name not in held
-                    held[name] = lease.fence
-                    fences[name].append(lease.fence)
-                    await asyncio.sleep(0)
-                    del held[name]
-
-        await asyncio.gather(*(use(source, name) for source in (sync, other) for name in names for _ in range(2)))
-        assert all(len(found) == 20 and found == sorted(set(found)) for found in fences.values())
-        assert other.connections == SHARDS
+@pytest_asyncio.fixture
+async def other(nodes: Nodes) -> AsyncIterator[Coordinator]:
+    async with nodes.client() as client, Coordinator(client) as other:
+        yield other
 
 
-async def test_p3_p9_a_waiter_is_woken_by_a_push(nodes: Nodes, client: RedisCluster) -> None:
+# -- every primitive -----------------------------------------------------------------------------------------------
+
+
+async def test_p1_p2_p8_locks_of_every_shard(nodes: Nodes, sync: Coordinator, other: Coordinator) -> None:
+    """Two processes and many names: one holder at a time, each has its turns, with rising fences."""
+    names = [nodes.name_at(shard, like) for shard in EVERY_SHARD for like in ("a", "b")]
+    held: set[str] = set()
+    fences: dict[str, list[int]] = {name: [] for name in names}
+
+    async def use(source: Coordinator, name: str) -> None:
+        for _ in range(3):
+            async with AsyncLock(source, name, ttl=5) as lease:
+                assert name not in held
+                held.add(name)
+                fences[name].append(lease.fence)
+                await asyncio.sleep(0)
+                held.remove(name)
+
+    await asyncio.gather(*(use(source, name) for source in (sync, other) for name in names for _ in range(2)))
+    assert all(len(found) == 12 and found == sorted(set(found)) for found in fences.values())
+    assert other.connections == SHARDS
+
+
+async def test_p3_p9_a_waiter_is_woken_by_a_push(nodes: Nodes, client: RedisCluster, other: Coordinator) -> None:
     """Idle waiters send nothing, and the one whose turn it is gets it without a look of its own."""
-    async with nodes.client() as second, Coordinator(client) as sync, Coordinator(second) as other:
+
+    async def scripts_run(shard: int) -> int:
+        found = await nodes.say(nodes.primaries[shard], "INFO", "commandstats")
+        return int(found["cmdstat_evalsha"]["calls"])
+
+    async with Coordinator(client) as sync:
         for shard in EVERY_SHARD:
-            name = nodes.name_at(shard)
-            lease = await AsyncLock(sync, name).acquire()
-            lock = AsyncLock(other, name)
+            lease = await sync.lock(nodes.name_at(shard)).acquire()
+            lock = other.lock(nodes.name_at(shard))
             waiter = asyncio.create_task(lock.acquire())
             await wait_until(waits(lock), FAST, timeout=15)
-            before = (await nodes.say(nodes.primaries[shard], "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
+            before = await scripts_run(shard)
             await lease.release()
-            granted = await asyncio.wait_for(waiter, 1)
-            after = (await nodes.say(nodes.primaries[shard], "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
-            assert after - before == 1
+            granted = await waiter
+            assert await scripts_run(shard) == before + 1
             assert granted.fence > lease.fence
             await granted.release()
 
@@ -135,25 +139,24 @@ async def test_every_primitive(nodes: Nodes, options: dict[str, Any]) -> None:
             await by_identity.release(identity="w")
 
 
-async def test_a_multi_lock_over_all_shards(nodes: Nodes, sync: Coordinator) -> None:
+async def test_a_multi_lock_over_all_shards(nodes: Nodes, sync: Coordinator, other: Coordinator) -> None:
     """All or nothing, whatever the order of the names: ABBA."""
-    async with nodes.client() as second, Coordinator(second) as other:
-        names = [nodes.name_at(shard) for shard in EVERY_SHARD]
-        inside = 0
+    names = [nodes.name_at(shard) for shard in EVERY_SHARD]
+    inside = 0
 
-        async def use(source: Coordinator, order: list[str]) -> None:
-            nonlocal inside
-            for _ in range(5):
-                async with AsyncMultiLock(source, order, ttl=5) as lease:
-                    inside += 1
-                    assert inside == 1
-                    assert set(lease.fences) == set(names)
-                    await asyncio.sleep(0)
-                    inside -= 1
+    async def use(source: Coordinator, order: list[str]) -> None:
+        nonlocal inside
+        for _ in range(5):
+            async with AsyncMultiLock(source, order, ttl=5) as lease:
+                inside += 1
+                assert inside == 1
+                assert set(lease.fences) == set(names)
+                await asyncio.sleep(0)
+                inside -= 1
 
-        async with asyncio.timeout(20):
-            await asyncio.gather(use(sync, names), use(other, names[::-1]), use(other, [*names[1:], names[0]]))
-        assert not any([await AsyncLock(sync, name).locked() for name in names])
+    async with asyncio.timeout(60):
+        await asyncio.gather(use(sync, names), use(other, names[::-1]), use(other, [*names[1:], names[0]]))
+    assert not any([await AsyncLock(sync, name).locked() for name in names])
 
 
 async def test_transactions(nodes: Nodes, sync: Coordinator) -> None:
@@ -172,9 +175,7 @@ async def test_transactions(nodes: Nodes, sync: Coordinator) -> None:
         )
         assert sorted(it.value for it in done) == [5, 6, 7, 8, 9]
         async with AsyncLock(sync, f"{{{key}}}:lock") as lease, lease.transaction() as tx:
-            left = int(await tx.get(key) or 0)
-            tx.multi()
-            tx.set(key, left - 1)
+            await deduct(tx)
 
         @watch_retry(sync, key, exactly_once=True)
         async def read(tx: Transaction, key: str = key) -> int:
@@ -185,14 +186,57 @@ async def test_transactions(nodes: Nodes, sync: Coordinator) -> None:
         assert await read() == 4
 
 
-async def test_a_lease_over_several_slots_guards_no_transaction(nodes: Nodes, client: RedisCluster) -> None:
-    async with Coordinator(client) as sync, AsyncMultiLock(sync, [nodes.name_at(0), nodes.name_at(1)]) as lease:
+async def test_keys_of_several_slots_are_refused_in_a_transaction(nodes: Nodes, client: RedisCluster) -> None:
+    """On another shard the server finds it out. On the same one it would work until a slot moves: nothing is sent."""
+    here, beside, there = nodes.name_at(0), nodes.name_at(0, "beside"), nodes.name_at(1)
+
+    async def read_elsewhere(tx: Transaction) -> None:
+        await tx.get(there)
+
+    async def watch_beside(tx: Transaction) -> None:
+        await tx.get(here)
+        await tx.watch(f"{{{here}}}:more", beside)
+
+    async def write_elsewhere(tx: Transaction, key: str = there) -> None:
+        await tx.get(here)
+        tx.multi()
+        tx.set(here, 1)
+        tx.set(key, 1)
+
+    async def write_beside(tx: Transaction) -> None:
+        await write_elsewhere(tx, beside)
+
+    async def guarded(lease: Lease, body: Any) -> None:
+        async with lease.transaction() as tx:
+            await body(tx)
+
+    named = rf"'{beside}' is in another hash slot of the cluster than .*common hash tag"
+    any_of_them = "another hash slot"
+    for body, said in {
+        read_elsewhere: rf"{any_of_them} of the cluster.*common hash tag",
+        write_elsewhere: rf"{any_of_them} of the cluster.*common hash tag",
+        watch_beside: named,
+        write_beside: any_of_them,  # as the server says
+    }.items():
+        with pytest.raises(TransactionMisuse, match=said):
+            await asyncio.wait_for(transaction(client, body, here), 9)
+    async with AsyncLock(client, f"{{{here}}}:lock") as lease:
+        for body in (write_elsewhere, watch_beside):
+            with pytest.raises(TransactionMisuse, match=any_of_them):
+                await guarded(lease, body)
+    assert [await client.exists(key) for key in (here, beside, there)] == [0, 0, 0]
+
+
+async def test_what_a_cluster_cannot_do_is_refused(nodes: Nodes, client: RedisCluster) -> None:
+    async with AsyncMultiLock(client, [nodes.name_at(0), nodes.name_at(1)]) as lease:
         with pytest.raises(ValueError, match="several hash slots of the cluster"):
             lease.transaction()
+    with pytest.raises(TypeError, match="know nothing of each other"):
+        AsyncRedlock([client], "a")  # type: ignore[list-item]
 
 
-async def test_redis_pys_own_lock_method(nodes: Nodes, client: RedisCluster) -> None:
-    """And a foreign lock by the classic pattern: both exclude ours (P11)."""
+async def test_p11_locks_of_others(nodes: Nodes, client: RedisCluster) -> None:
+    """redis-py's own method, with our class, and the classic pattern: both exclude ours."""
     for shard in EVERY_SHARD:
         name = nodes.name_at(shard)
         lock: Any = client.lock(name, timeout=5, lock_class=Lock)
@@ -203,223 +247,48 @@ async def test_redis_pys_own_lock_method(nodes: Nodes, client: RedisCluster) -> 
             await AsyncLock(client, name).acquire(timeout=0.05)
 
 
-async def test_a_bare_client(nodes: Nodes) -> None:
+# -- clients -------------------------------------------------------------------------------------------------------
+
+
+async def test_p12_a_bare_client(nodes: Nodes) -> None:
     """Its implicit coordinator ends when the client is closed, and no connection is left."""
+    body_is_in = asyncio.Event()
+
+    async def hold(lock: AsyncLock) -> None:
+        async with lock:
+            body_is_in.set()
+            await for_ever()
+
     async with nodes.client() as client:
-        lock = AsyncLock(client, nodes.name_at(1))
-        lease = await lock.acquire()
-        assert lease._grant.manager.hub.client is client
-        body = asyncio.create_task(hold_for_ever(AsyncLock(client, nodes.name_at(2))))
-        await wait_until(AsyncLock(client, nodes.name_at(2)).locked, FAST, timeout=15)
+        lease = await AsyncLock(client, nodes.name_at(1)).acquire()
+        body = asyncio.create_task(hold(AsyncLock(client, nodes.name_at(2))))
+        await body_is_in.wait()
     with pytest.raises(LeaseLost, match="client was closed"):
         await body
     with pytest.raises(LeaseLost):
         lease.check()
-    for node in nodes.primaries:
 
-        async def nobody(node: EmbeddedServer = node) -> bool:
-            return "sub=1" not in str(await nodes.say(node, "CLIENT", "LIST", "TYPE", "pubsub"))
+    async def nothing_listens() -> bool:
+        found = [str(await nodes.say(node, "CLIENT", "LIST", "TYPE", "pubsub")) for node in nodes.primaries]
+        return not any("sub=1" in it for it in found)
 
-        await wait_until(nobody, FAST, timeout=15)
-
-
-async def hold_for_ever(lock: AsyncLock) -> None:
-    async with lock:
-        await for_ever()
+    await wait_until(nothing_listens, FAST, timeout=15)
 
 
-async def test_a_client_that_is_closed_before_anything_was_sent(nodes: Nodes) -> None:
-    client = nodes.client()
-    sync = Coordinator(client)
-    hub_of(sync).check()
-    await client.aclose()
-    with pytest.raises(CoordinatorClosed):
-        await sync.lock("a").acquire()
+def test_what_is_known_of_a_cluster_is_forgotten_with_its_client() -> None:
+    client = RedisCluster(host="127.0.0.1", port=1)
+    AsyncLock(client, "a")
+    known = ref(Cluster.of(client))
+    assert Cluster.of(client) is known()
+    del client
+    for _ in range(2):  # its cycle, and then the cluster's
+        gc.collect()
+    assert known() is None
 
 
-async def test_the_first_nodes_are_gone(nodes: Nodes) -> None:
-    """One startup node is nowhere, one stands still: another is asked."""
-    with EmbeddedServer(port=0) as still:
-        still.pause()
-        startup = [ClusterNode("127.0.0.1", 1), ClusterNode(still.host, still.port or 0)]
-        startup.append(ClusterNode(nodes.primaries[2].host, nodes.primaries[2].port or 0))
-        client = RedisCluster(startup_nodes=startup)
-        async with asyncio.timeout(9):
-            for shard in EVERY_SHARD:
-                async with AsyncLock(client, nodes.name_at(shard)):
-                    pass
-        await client.aclose()
-        still.resume()
-
-
-async def test_one_of_the_first_nodes_is_no_cluster(nodes: Nodes) -> None:
-    """What one of them refuses another may answer."""
-    with EmbeddedServer(port=0) as plain:
-        for good in (nodes.primaries[0], nodes.primaries[1]):
-            startup = [ClusterNode(it.host, it.port or 0) for it in (plain, good)]
-            client = RedisCluster(startup_nodes=startup)
-            async with AsyncLock(client, "a").acquire(timeout=5):
-                pass
-            await client.aclose()
-
-
-async def test_a_node_without_slots(nodes: Nodes) -> None:
-    """It was reset, or has not joined yet: another one is asked, or itself again later, as that may change."""
-    good = nodes.primaries[0]
-    with EmbeddedServer(port=0, args=("--cluster-enabled", "yes")) as lone:
-        for startup in ([lone, good], [good, lone]):
-            client = RedisCluster(startup_nodes=[ClusterNode(it.host, it.port or 0) for it in startup])
-            async with AsyncLock(client, "a").acquire(timeout=5):
-                pass
-            await client.aclose()
-        client = RedisCluster(host=lone.host, port=lone.port or 0)
-        async with Coordinator(client, retry_for=0.3) as sync:
-            with pytest.raises(Unreachable, match="knows of no slots"):
-                await sync.lock("a").acquire()
-        async with Coordinator(client) as sync:
-            waiting = asyncio.create_task(sync.lock("a").acquire(timeout=10))
-            await wait_until(lambda: sync.connection_error, FAST, timeout=15)
-            await nodes.say(lone, "CLUSTER", "ADDSLOTS", *range(16384))
-            await (await waiting).release()
-        await client.aclose()
-
-
-async def test_it_is_no_cluster(server: EmbeddedServer) -> None:
-    client = RedisCluster(host=server.host, port=server.port or 0)
-    with pytest.raises(CommandRefused, match=r"cluster support disabled.*use a redis\.asyncio\.Redis"):
-        await AsyncLock(client, "a").acquire(timeout=5)
-    await client.aclose()
-
-
-async def test_a_client_of_one_node_is_told_what_to_use(nodes: Nodes) -> None:
-    node = nodes.owner("a")
-    elsewhere = next(it for it in nodes.primaries if it is not node)
-    async with elsewhere.client() as client:
-        with pytest.raises(CommandRefused, match=r"MOVED .*RedisCluster"):
-            await AsyncLock(client, "a").acquire()
-        async with Coordinator(client, push="never") as polling:
-            with pytest.raises(CommandRefused, match=r"MOVED .*RedisCluster"):
-                await polling.lock("a").acquire()
-
-
-async def test_a_user_without_the_rights(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    """CLUSTER SLOTS is needed; PUBSUB NUMSUB is not."""
-    rights = ("+@all", "~*", "&*")
-    for node in nodes.primaries:
-        await nodes.say(node, "ACL", "SETUSER", "blind", "on", ">x", *rights, "-cluster")
-        await nodes.say(node, "ACL", "SETUSER", "deaf", "on", ">x", *rights, "-pubsub")
-    async with nodes.client(username="deaf", password="x") as client, Coordinator(client) as sync:
-        lock = sync.lock(nodes.name_at(1))
-        lease = await lock.acquire()
-        waiting = asyncio.create_task(lock.acquire())
-        await wait_until(waits(lock), FAST, timeout=15)
-        await lease.release()
-        await (await waiting).release()
-        assert hub_of(sync).pushes
-    assert not caplog.records
-    client = nodes.client(username="blind", password="x")
-    with pytest.raises(PermissionDenied, match="cluster"):
-        await AsyncLock(client, "a").acquire()
-    await client.aclose()
-
-
-async def test_a_user_is_unknown_to_one_node(nodes: Nodes) -> None:
-    """Its names are refused; waiters at others wait on."""
-    for node in nodes.primaries[:2]:
-        await nodes.say(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*")
-    await nodes.say(nodes.primaries[2], "ACL", "DELUSER", "some")
-    async with nodes.client() as holder, Coordinator(holder) as other:
-        lock = AsyncLock(other, nodes.name_at(1))
-        lease = await lock.acquire()
-        client = nodes.client(username="some", password="x")
-        async with Coordinator(client) as sync:
-            waiter = asyncio.create_task(AsyncLock(sync, nodes.name_at(1)).acquire())
-            await wait_until(waits(lock), FAST, timeout=15)
-            with pytest.raises(PermissionDenied, match="WRONGPASS"):
-                await AsyncLock(sync, nodes.name_at(2)).acquire(timeout=5)
-            assert not waiter.done()
-            await lease.release()
-            await (await asyncio.wait_for(waiter, 1)).release()
-        await client.aclose()
-
-
-async def test_scripts_refused_by_every_node_together_fall_back_once(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The fall back to polling is made once."""
-    for node in nodes.primaries:
-        await nodes.say(node, "ACL", "SETUSER", "deaf", "on", ">x", "+@all", "~*", "&*", "-subscribe")
-    async with nodes.client(username="deaf", password="x") as client, Coordinator(client) as sync:
-
-        async def use(shard: int) -> None:
-            async with sync.lock(nodes.name_at(shard)):
-                pass
-
-        await asyncio.gather(*map(use, EVERY_SHARD))
-        assert not hub_of(sync).pushes
-        assert len(caplog.records) == 1
-
-
-async def test_a_key_of_another_slot_in_a_transaction(nodes: Nodes, client: RedisCluster) -> None:
-    """On another shard the server finds it out: nothing is written, and what is known of the slots stays."""
-    here, there = nodes.name_at(0), nodes.name_at(1)
-
-    async def early(tx: Transaction) -> None:
-        await tx.get(there)
-
-    async def late(tx: Transaction) -> None:
-        await tx.get(here)
-        tx.multi()
-        tx.set(here, 1)
-        tx.set(there, 1)
-
-    for body in (early, late):
-        with pytest.raises(TransactionMisuse, match=r"another hash slot of the cluster.*common hash tag"):
-            await asyncio.wait_for(transaction(client, body, here), 9)
-    async with AsyncLock(client, f"{{{here}}}:lock") as lease:
-        with pytest.raises(TransactionMisuse, match="another hash slot"):
-            async with lease.transaction() as tx:
-                await late(tx)
-    assert await client.exists(here) == await client.exists(there) == 0
-
-
-async def test_a_key_of_another_slot_of_the_same_shard_is_not_watched(nodes: Nodes, client: RedisCluster) -> None:
-    """It would work until one of the slots is moved. Where the keys are does not matter, so nothing is sent."""
-    here, beside = nodes.name_at(0), nodes.name_at(0, "beside")
-
-    async def body(tx: Transaction) -> None:
-        await tx.get(here)
-        await tx.watch(f"{{{here}}}:more", beside)
-
-    async def crossing(tx: Transaction) -> None:
-        await tx.get(here)
-        tx.multi()
-        tx.set(here, 1)
-        tx.set(beside, 1)
-
-    async def guarded(lease: Lease) -> None:
-        async with lease.transaction() as tx:
-            await body(tx)
-
-    wrong = rf"'{beside}' is in another hash slot of the cluster than .*common hash tag"
-    with pytest.raises(TransactionMisuse, match=wrong):
-        await transaction(client, body, here)
-    with pytest.raises(TransactionMisuse, match="another hash slot"):  # as the server says
-        await transaction(client, crossing, here)
-    async with AsyncLock(client, f"{{{here}}}:lock") as lease:
-        with pytest.raises(TransactionMisuse, match=wrong):
-            await guarded(lease)
-    assert await client.exists(here) == await client.exists(beside) == 0
-
-
-async def test_redlock_takes_no_cluster(nodes: Nodes, client: RedisCluster) -> None:
-    with pytest.raises(TypeError, match="know nothing of each other"):
-        AsyncRedlock([client], "a")  # type: ignore[list-item]
-
-
-async def test_one_client_in_two_threads(nodes: Nodes) -> None:
+@pytest.mark.real
+async def test_a9_one_client_in_two_threads(nodes: Nodes) -> None:
     """Each has an event loop, and learns of moves there."""
-    name = nodes.name_at(0, "threads")
     client = nodes.client()
     errors: list[object] = []
 
@@ -433,33 +302,128 @@ async def test_one_client_in_two_threads(nodes: Nodes) -> None:
                     async with sync.lock(nodes.name_at(shard, "threads")):
                         pass
 
-    await asyncio.gather(*(asyncio.to_thread(asyncio.run, use(20)) for _ in range(2)))
+    await asyncio.gather(*(asyncio.to_thread(asyncio.run, use(10)) for _ in range(2)))
     assert errors == []
-    assert not await AsyncLock(client, name).locked()
+    assert not await AsyncLock(client, nodes.name_at(0, "threads")).locked()
     await client.aclose()
 
 
-ROOT = Path(__file__).parents[2]
-FORGOTTEN = """
-import gc
-from weakref import ref
-from redis.asyncio import RedisCluster
-from redis_sync_aio import AsyncLock
-from tests.support.inside import Cluster
-
-client = RedisCluster(host="127.0.0.1", port=1)
-assert Cluster.of(client) is Cluster.of(client)
-AsyncLock(client, "a")
-gone = ref(Cluster.of(client))
-del client
-for _ in range(2):  # its cycle, and then the cluster's
-    gc.collect()
-assert gone() is None
-"""
+# -- whom to ask first ---------------------------------------------------------------------------------------------
 
 
-def test_it_is_forgotten_with_its_client() -> None:
-    """In a process of its own, where the collector finds nothing but that client; whatever it warns of is an error."""
-    command = [sys.executable, "-W", "error", "-c", FORGOTTEN]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.fixture(scope="module")
+def lone() -> Iterator[EmbeddedServer]:
+    """A node without slots: it was reset, or has not joined yet."""
+    with EmbeddedServer(port=0, args=("--cluster-enabled", "yes")) as node:
+        yield node
+
+
+@asynccontextmanager
+async def starting_at(*servers: EmbeddedServer | int) -> AsyncIterator[RedisCluster]:
+    """Yield a client of the cluster that these nodes, or ports, belong to."""
+    ports = [it if isinstance(it, int) else it.port or 0 for it in servers]
+    client = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", port) for port in ports])
+    yield client
+    await client.aclose()
+
+
+@pytest.mark.real
+async def test_another_one_of_the_first_nodes_is_asked(
+    nodes: Nodes, server: EmbeddedServer, lone: EmbeddedServer
+) -> None:
+    """One is nowhere, one hangs, one is no cluster, one has no slots; wherever the good one stands among them."""
+    good = nodes.primaries[2]
+    with ExitStack() as stack:
+        hangs = stack.enter_context(EmbeddedServer(port=0))
+        hangs.pause()
+        stack.callback(hangs.resume)
+        for first in ((1, hangs, good), (server, good), (lone, good), (good, lone)):
+            async with starting_at(*first) as client, asyncio.timeout(60):
+                for shard in EVERY_SHARD:
+                    async with AsyncLock(client, nodes.name_at(shard)):
+                        pass
+
+
+@pytest.mark.real
+async def test_a_node_without_slots_is_asked_again_later(nodes: Nodes, lone: EmbeddedServer) -> None:
+    async with starting_at(lone) as client:
+        async with Coordinator(client, retry_for=0.3) as sync:
+            with pytest.raises(Unreachable, match="knows of no slots"):
+                await sync.lock("a").acquire()
+        async with Coordinator(client) as sync:
+            waiting = asyncio.create_task(sync.lock("a").acquire(timeout=60))
+            await wait_until(lambda: sync.connection_error, FAST, timeout=15)
+            await nodes.say(lone, "CLUSTER", "ADDSLOTS", *range(SLOTS))
+            await (await waiting).release()
+
+
+async def test_a_wrong_kind_of_client_is_told_what_to_use(nodes: Nodes, server: EmbeddedServer) -> None:
+    async with starting_at(server) as client:
+        with pytest.raises(CommandRefused, match=r"cluster support disabled.*use a redis\.asyncio\.Redis"):
+            await AsyncLock(client, "a").acquire(timeout=5)
+    elsewhere = next(it for it in nodes.primaries if it is not nodes.owner("a"))
+    async with elsewhere.client() as plain, Coordinator(plain, push="never") as polling:
+        for source in (plain, polling):
+            with pytest.raises(CommandRefused, match=r"MOVED .*RedisCluster"):
+                await AsyncLock(source, "a").acquire()
+
+
+# -- users ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def user(nodes: Nodes, *rights: str, at: tuple[int, ...] = tuple(EVERY_SHARD)) -> AsyncIterator[RedisCluster]:
+    """Yield a client of a user who has these rights, and is known to some shards only."""
+    for number, node in enumerate(nodes.primaries):
+        await nodes.say(node, "ACL", "DELUSER", "some")
+        if number in at:
+            await nodes.say(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*", *rights)
+    client = nodes.client(username="some", password="x")
+    yield client
+    await client.aclose()
+    for node in nodes.primaries:
+        await nodes.say(node, "ACL", "DELUSER", "some")
+
+
+async def test_a_user_without_rights(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    """CLUSTER SLOTS is needed; PUBSUB NUMSUB is not."""
+    async with user(nodes, "-pubsub") as client, Coordinator(client) as sync:
+        lock = sync.lock(nodes.name_at(1))
+        lease = await lock.acquire()
+        waiting = asyncio.create_task(lock.acquire())
+        await wait_until(waits(lock), FAST, timeout=15)
+        await lease.release()
+        await (await waiting).release()
+        assert hub_of(sync).pushes
+    assert not caplog.records
+    async with user(nodes, "-cluster") as client:
+        with pytest.raises(PermissionDenied, match="cluster"):
+            await AsyncLock(client, "a").acquire()
+
+
+async def test_a_user_who_is_unknown_to_one_node(nodes: Nodes, other: Coordinator) -> None:
+    """Names of that node are refused; waiters at others wait on."""
+    lock = other.lock(nodes.name_at(1))
+    lease = await lock.acquire()
+    async with user(nodes, at=(0, 1)) as client, Coordinator(client) as sync:
+        waiter = asyncio.create_task(AsyncLock(sync, nodes.name_at(1)).acquire())
+        await wait_until(waits(lock), FAST, timeout=15)
+        with pytest.raises(PermissionDenied, match="WRONGPASS"):
+            await AsyncLock(sync, nodes.name_at(2)).acquire(timeout=5)
+        assert not waiter.done()
+        await lease.release()
+        await (await waiter).release()
+
+
+async def test_links_refused_by_every_node_together_fall_back_to_polling_once(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with user(nodes, "-subscribe") as client, Coordinator(client) as sync:
+
+        async def use(shard: int) -> None:
+            async with sync.lock(nodes.name_at(shard)):
+                pass
+
+        await asyncio.gather(*map(use, EVERY_SHARD))
+        assert not hub_of(sync).pushes
+        assert len(caplog.records) == 1

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from weakref import ref
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
@@ -25,40 +23,27 @@ from ..support.scenes import NAME, look, play
 from ..support.sweep import Outcome, sweep
 from ..support.tls import make_tls
 
-pytestmark = pytest.mark.timing
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def empty(nodes: Nodes) -> None:
-    for node in nodes.primaries:
-        await nodes.say(node, "FLUSHALL")
-
 
 async def open_connections(nodes: Nodes) -> int:
     """Return how many clients all nodes have, without those that ask."""
     return sum([len(str(await nodes.say(node, "CLIENT", "LIST")).split("id=")) - 2 for node in nodes.primaries])
 
 
-@asynccontextmanager
-async def standing_still(nodes: Nodes) -> AsyncIterator[None]:
+async def none_is_open(nodes: Nodes) -> bool:
+    return await open_connections(nodes) == 0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: bool) -> None:
+    """They do not answer. The end comes long before the time that an answer has."""
+    client = nodes.client()
+    sync = Coordinator(client, response_timeout=60)
+    async with sync.lock(nodes.name_at(0)):
+        pass
     for node in nodes.primaries:
         node.pause()
     try:
-        yield
-    finally:
-        for node in nodes.primaries:
-            node.resume()
-        await nodes.healthy()
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: bool) -> None:
-    """They do not answer: nobody waits for that."""
-    client = nodes.client()
-    sync = Coordinator(client, response_timeout=1)
-    async with sync.lock(nodes.name_at(0)):
-        pass
-    async with standing_still(nodes), asyncio.timeout(1.5):
         cluster_link_of(sync).redirected("")
         await asyncio.sleep(0)
         asking = cluster_link_of(sync)._refreshing
@@ -68,18 +53,20 @@ async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: boo
         await asyncio.sleep(0)
         if cancelled:
             closing.cancel()
-        with suppress(asyncio.CancelledError):
-            await closing
+        async with asyncio.timeout(15):
+            with suppress(asyncio.CancelledError):
+                await closing
         assert closing.cancelled() == cancelled
         assert asking.done()
+    finally:
+        for node in nodes.primaries:
+            node.resume()
+        await nodes.healthy()
     await client.aclose()
-    await wait_until(lambda: is_zero(nodes), FAST, timeout=15)
+    await wait_until(lambda: none_is_open(nodes), FAST, timeout=15)
 
 
-async def is_zero(nodes: Nodes) -> bool:
-    return await open_connections(nodes) == 0
-
-
+@pytest.mark.real
 async def test_p5_a_client_whose_closing_is_cancelled(nodes: Nodes) -> None:
     """At any await. Closed again, it leaves no connection behind, whatever had been closed already."""
     clients: list[RedisCluster] = []
@@ -94,7 +81,7 @@ async def test_p5_a_client_whose_closing_is_cancelled(nodes: Nodes) -> None:
 
     async def check(outcome: Outcome[None]) -> None:
         await clients.pop().aclose()
-        await wait_until(lambda: is_zero(nodes), FAST, timeout=15)
+        await wait_until(lambda: none_is_open(nodes), FAST, timeout=15)
 
     result = await sweep(used_and_closed, check, ways=["task"])
     assert result.cancellations["task"] > 2 * SHARDS
@@ -119,13 +106,15 @@ def test_p12_a_loop_that_is_closed_by_hand_keeps_no_client(nodes: Nodes) -> None
     assert (client(), sync()) == (None, None)
 
 
+@pytest.mark.ci
+@pytest.mark.real
 @pytest.mark.parametrize(
     "how",
     [
         "coordinator os._exit",
-        pytest.param("coordinator sys.exit", marks=pytest.mark.ci),
-        pytest.param("bare client os._exit", marks=pytest.mark.ci),
-        pytest.param("polling sys.exit", marks=pytest.mark.ci),
+        "coordinator sys.exit",
+        "bare client os._exit",
+        "polling sys.exit",
     ],
 )
 async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
@@ -134,6 +123,7 @@ async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
     assert look(server) is None
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted: bool) -> None:
     """``address_remap``, to a proxy before each node, perhaps with TLS: the locks take those ways, too."""

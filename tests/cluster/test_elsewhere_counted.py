@@ -23,9 +23,9 @@ from ..support.body import FAST, waits
 from ..support.clusters import EVEN, SHARDS, Nodes
 from ..support.routing import Route, RoutingProxy
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.real
 
-TASKS, TURNS = 6, 8
+TASKS, TURNS = 6, 5
 MUTEXES: dict[str, Callable[[Coordinator, str], Any]] = {
     "lock": AsyncLock,
     "semaphore": lambda sync, name: AsyncSemaphore(sync, name, limit=1),

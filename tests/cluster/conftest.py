@@ -1,0 +1,14 @@
+"""Tests here run in virtual time, but for those marked real; the shards of the cluster are empty at first."""
+
+from __future__ import annotations
+
+import pytest_asyncio
+
+from ..support.clusters import Nodes
+from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def empty_shards(nodes: Nodes) -> None:
+    for node in nodes.primaries:
+        await nodes.say(node, "FLUSHALL")
