@@ -26,7 +26,6 @@ from ..support.wired import MODES, wired
 from ..support.wired import quiet_loop as quiet_loop
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -> None:
     """It may be released again until it ends; behind the end of its coordinator that is told, and does not hang."""
@@ -92,6 +91,7 @@ print("done")
 """
 
 
+@pytest.mark.real
 async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: Redis) -> None:
     """`asyncio.run` cancels the task that connects as well; a release in a clean-up has its answer all the same."""
     async with FaultProxy((server.host, server.port or 0)) as proxy:
@@ -117,7 +117,6 @@ async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: 
         assert (out.decode().split(), unexpected) == (["Unreachable", "done"], [])
 
 
-@pytest.mark.timing
 def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:
     """`asyncio.run` cancels it, too, while it waits for what is in flight."""
 
@@ -159,7 +158,6 @@ async def test_two_wait_until_nothing_is_under_way() -> None:
     await asyncio.wait_for(asyncio.gather(*both), 15)
 
 
-@pytest.mark.timing
 async def test_what_is_only_asked_is_no_idleness(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """P12: gates and statistics use a connection as well."""
     monkeypatch.setattr(hub_module, "IDLE", 0.05)

@@ -75,7 +75,7 @@ async def test_one_process_acquires_and_another_releases(sync: Coordinator, othe
     await lease.release()  # does nothing
     attached = await make(other).attach(token)
     assert (attached.fence, attached.name) == (fence, "d")
-    assert 40 < attached.remaining() <= 60
+    assert 40 < attached.remaining() < 61
     assert attached.token != lease.token
     assert (await make(sync).try_acquire() is None) is isinstance(make(sync), AsyncLock)
     await attached.release()
@@ -89,7 +89,7 @@ async def test_the_ttl_is_that_of_the_detachment(sync: Coordinator, redis: Redis
     for given, at_most in ((None, 60_000), (25, 25_000)):
         lease = await sync.lock("d", ttl=60).acquire()
         token = await lease.detach(given)
-        assert at_most - 20_000 < await redis.pttl("d") <= at_most
+        assert at_most - 20_000 < await redis.pttl("d") < at_most + 1000
         await (await sync.lock("d").attach(token)).release()
 
 
@@ -105,7 +105,7 @@ async def test_a_detached_lease_does_not_outlast_its_max_hold(sync: Coordinator,
         lease.check()
         before = lease.remaining()
         token = await lease.detach()
-        assert 0 < await redis.pttl("d") <= before * 1000
+        assert 0 < await redis.pttl("d") < before * 1000 + 1000
         attached = await lock.attach(token)
         await (await lock.attach(await attached.detach(ttl=5))).release()
 
@@ -197,6 +197,7 @@ async def test_waiters_go_on_waiting_and_get_it_in_the_end(sync: Coordinator, ot
     await granted.release()
 
 
+@pytest.mark.real
 async def test_it_survives_the_process_that_detached_it(
     sync: Coordinator, server: EmbeddedServer, redis: Redis
 ) -> None:

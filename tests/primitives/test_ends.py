@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
+from redis_sync_aio.testing.faults import FaultProxy
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
@@ -25,26 +24,19 @@ everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
 # -- a body that fails while Redis is away -----------------------------------------------------------------
 
 
-@pytest_asyncio.fixture
-async def pausable() -> AsyncIterator[EmbeddedServer]:
-    """A server of its own, which a test may stop for a while."""
-    with EmbeddedServer(port=0) as server:
-        yield server
-
-
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("how", ["error", "cancelled"])
 async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
-    pausable: EmbeddedServer, how: str, share: bool
+    server: EmbeddedServer, how: str, share: bool
 ) -> None:
     """F7: its release goes on in the background, and frees the lock when the server is back."""
-    async with pausable.client() as client:
+    async with FaultProxy(server) as proxy, proxy.client() as client:
         sync = Coordinator(client, response_timeout=30, exit_timeout=0.2)
         entered = asyncio.Event()
 
         async def body() -> None:
             async with AsyncLock(sync, "it", share=share):
-                pausable.pause()
+                proxy.black_hole = True
                 entered.set()
                 if how == "error":
                     raise KeyError("of the body")
@@ -60,7 +52,7 @@ async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
             assert task.done()
             assert now() - began < 10, "far less than the answer may take"
         finally:
-            pausable.resume()
+            proxy.black_hole = False
         error = asyncio.CancelledError if how == "cancelled" else KeyError
         with pytest.raises(error) as raised:
             await task
@@ -87,10 +79,10 @@ async def test_what_watches_a_lease_ends_with_its_release(primitive: Primitive, 
     assert await lease.wait_lost() is False  # it has ended already
 
 
-async def test_an_error_that_passes_task_groups_waits_once(pausable: EmbeddedServer) -> None:
+async def test_an_error_that_passes_task_groups_waits_once(server: EmbeddedServer) -> None:
     """F7: for all that it ends on its way: bodies around a group, and those of the tasks that the group cancels."""
     options: dict[str, Any] = {"response_timeout": 600, "retry_for": 600, "exit_timeout": 3}
-    async with pausable.client() as client, Coordinator(client, **options) as sync:
+    async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client, **options) as sync:
         entered = [asyncio.Event() for _ in range(3)]
 
         async def sibling(number: int) -> None:
@@ -105,7 +97,7 @@ async def test_an_error_that_passes_task_groups_waits_once(pausable: EmbeddedSer
                 if number < 2:
                     group.create_task(level(number + 1))
                 else:
-                    pausable.pause()
+                    proxy.black_hole = True
                     raise KeyError("of the innermost body")
 
         task = asyncio.create_task(level(0))
@@ -116,7 +108,7 @@ async def test_an_error_that_passes_task_groups_waits_once(pausable: EmbeddedSer
             assert task.done()
             assert 3 <= now() - began < 9, "it would be 18 if each of six bodies waited"
         finally:
-            pausable.resume()
+            proxy.black_hole = False
         with pytest.raises(ExceptionGroup) as raised:
             await task
         assert raised.group_contains(KeyError)
@@ -132,7 +124,6 @@ async def test_an_error_that_passes_task_groups_waits_once(pausable: EmbeddedSer
 
 
 @pytest.mark.parametrize("share", [False, True])
-@pytest.mark.timing
 async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, share: bool) -> None:
     """They are renewed meanwhile, and may release by name; the coordinator closes as soon as nothing is held."""
     sem = AsyncSemaphore(sync, "it", limit=1, ttl=0.6, share=share)

@@ -288,6 +288,7 @@ def test_a_semaphore_on_several_servers() -> None:
 
 
 @pytest.mark.parametrize("response_timeout", [None, 0.5])
+@pytest.mark.real
 async def test_tls_on_a_port_without(server: EmbeddedServer, response_timeout: float | None) -> None:
     """The server says nothing to a TLS handshake; so the error says what that may mean."""
     async with (
@@ -299,7 +300,6 @@ async def test_tls_on_a_port_without(server: EmbeddedServer, response_timeout: f
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
-@pytest.mark.timing
 async def test_for_how_long_redis_did_not_answer(push: Any) -> None:
     async with Redis(port=1) as client, Coordinator(client, retry_for=0.5, push=push) as sync:
         with pytest.raises(Unreachable, match=r"did not answer .* within \d\.\d seconds: ConnectionError"):
@@ -348,7 +348,6 @@ async def test_no_script_is_named(redis: Redis, push: Any) -> None:
 @pytest.mark.parametrize("engine", ["lua", "watch"])
 @pytest.mark.parametrize("push", ["auto", "never"])
 @pytest.mark.parametrize("timeout", [0, 0.5])
-@pytest.mark.timing
 async def test_data_under_the_name(redis: Redis, push: Any, engine: Any, timeout: float) -> None:
     """A key without a ttl that is no lock of ours is never free by itself: the error says what it has."""
     await redis.set(NAME, "my precious data")

@@ -123,6 +123,7 @@ async def test_a_lock_of_redis_py_is_told_like_a_lock(told: Told, redis: Redis, 
     assert len(told.all(Requested)) == 4
 
 
+@pytest.mark.real
 async def test_a_lock_of_redis_py_whose_time_is_up_is_told_as_such(told: Told, redis: Redis) -> None:
     lock = Lock(redis, "x", timeout=0.1)
     assert await lock.acquire()
@@ -460,6 +461,7 @@ async def test_what_was_let_in_is_never_lost(sync: Coordinator, told: Told) -> N
 # -- the coordinator ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.real
 async def test_a_blocked_loop_is_told_as_a_stall_and_a_late_renewal(
     redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -620,6 +622,7 @@ async def test_an_observer_gets_whole_stories_only(sync: Coordinator) -> None:
     assert told.names == ["Requested", "Granted"]
 
 
+@pytest.mark.real
 async def test_loops_of_other_threads_are_observed(server: EmbeddedServer, told: Told) -> None:
     """Each tells in its own thread; observers come and go meanwhile."""
 
@@ -669,6 +672,7 @@ assert not made, made
 """
 
 
+@pytest.mark.real
 async def test_nothing_is_made_for_events_while_nobody_observes(server: EmbeddedServer) -> None:
     """Not even the classes of the events are there."""
     await run(UNOBSERVED, server.url)

@@ -26,8 +26,6 @@ from redis_sync_aio import (
 from ..support.body import FAST, waits
 from .conftest import PRIMITIVES, Everywhere, Make, Primitive
 
-pytestmark = pytest.mark.timing
-
 TTL = 1.0
 OFTEN = Backoff(initial=0.05, cap=0.05)
 """For `wait_until`: a collection takes its time."""

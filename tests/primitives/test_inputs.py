@@ -1,116 +1,216 @@
-"""Inputs on a real server (E1, E2, E4): what is bad fails at the call and sends nothing; what is odd works."""
+"""Inputs on a real server (E1, E2, E4, D15): what is bad fails at the call and sends nothing; what is odd works."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any
 
 import pytest
+import pytest_asyncio
 import redis as redis_py
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, NotHeld, synchronized, wait_until
-from redis_sync_aio.errors import CoordinatorClosed
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    synchronized,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import CoordinatorClosed, WrongKeyType
+from redis_sync_aio.testing.faults import FaultProxy
+from redis_sync_aio.types import Engine, Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, lost_in, waits
-from ..support.inputs import BAD_IDENTITY, BAD_NAME, BAD_SECONDS, BAD_TTL, Table, nothing_sent
-from ..support.inside import lock_keys
+from ..support.inside import Keys, lock_keys, permit_keys
 from ..support.views import holder_of
 
+ways = pytest.mark.parametrize("push", ["auto", "never"])
+
+# -- bad values (E1, E2) -----------------------------------------------------------------------------------
+
+Table = Mapping[str, tuple[Any, type[Exception]]]
+BAD_SECONDS: Table = {
+    "text": ("5", TypeError),
+    "true": (True, TypeError),
+    "decimal": (Decimal(5), TypeError),
+    "negative": (-1, ValueError),
+    "nan": (math.nan, ValueError),
+    "inf": (math.inf, ValueError),
+    "negative timedelta": (timedelta(seconds=-1), ValueError),
+    "huge int": (10**400, ValueError),
+}
 BAD_PERIOD: Table = {**BAD_SECONDS, "0": (0, ValueError)}
+BAD_TTL: Table = {
+    **BAD_PERIOD,
+    "0.1 ms": (0.0001, ValueError),
+    "1e18": (1e18, ValueError),
+    "1e306": (1e306, ValueError),
+}
+BAD_NAME: Table = {
+    "empty": ("", ValueError),
+    "no bytes": (b"", ValueError),
+    "1 MB": ("x" * (1 << 20), ValueError),
+    "surrogate": ("\ud800", ValueError),
+    "int": (5, TypeError),
+    "none": (None, TypeError),
+}
+BAD_IDENTITY: Table = {"empty": ("", ValueError), "int": (5, TypeError), "surrogate": ("\ud800", ValueError)}
+BAD_FLAG: Table = {"1": (1, TypeError), "none": (None, TypeError), "text": ("yes", TypeError)}
+BAD_RULE: Table = {"ignore": ("ignore", ValueError), "none": (None, ValueError), "list": ([], ValueError)}
+BAD_PUSH: Table = {"sometimes": ("sometimes", ValueError), "none": (None, ValueError), "true": (True, ValueError)}
+BAD_LIMIT: Table = {
+    "-1": (-1, ValueError),
+    "2**31": (2**31, ValueError),
+    "10**400": (10**400, ValueError),
+    "true": (True, TypeError),
+    "1.5": (1.5, TypeError),
+    "1.0": (1.0, TypeError),
+    "nan": (math.nan, TypeError),
+    "text": ("5", TypeError),
+    "decimal": (Decimal(5), TypeError),
+    "list": ([1], TypeError),
+}
+BAD_WEIGHT: Table = {
+    **BAD_LIMIT,
+    "0": (0, ValueError),
+    "none": (None, TypeError),
+    "above the limit": (6, ValueError),
+}
+NOT_NONE: Table = {"none": (None, TypeError)}
+BAD_TEMPLATE: Table = {
+    "empty": ("", ValueError),
+    "none": (None, TypeError),
+    "int": (5, TypeError),
+    "bytes": (b"x", TypeError),
+    "unknown": ("user:{nobody}", ValueError),
+    "positional": ("user:{0}", ValueError),
+    "anonymous": ("user:{}", ValueError),
+    "not closed": ("user:{user", ValueError),
+    "1 MB": ("x" * (1 << 20), ValueError),
+}
+OPTIONS: Mapping[str, Table] = {"max_hold": BAD_TTL, "auto_renew": BAD_FLAG, "on_lost": BAD_RULE}
 
 
 async def _function(user: int) -> None:
     """What `synchronized` decorates here."""
 
 
-def _decorated(client: Any, name: Any = "x", **options: Any) -> object:
+Use = Callable[[Any, Any], object]
+"""Uses a client in a wrong way, with a value."""
+
+
+def semaphore(client: Any, limit: Any = 5, name: Any = "x", **options: Any) -> AsyncSemaphore:
+    return AsyncSemaphore(client, name, limit=limit, **options)
+
+
+def option(make: Callable[..., Any], name: str) -> Use:
+    return lambda client, bad: make(client, **{name: bad})
+
+
+def call(make: Callable[[Any], Any], method: str, name: str) -> Use:
+    return lambda client, bad: getattr(make(client), method)(**{name: bad})
+
+
+def lock(client: Any, name: Any = "x", **options: Any) -> AsyncLock:
+    return AsyncLock(client, name, **options)
+
+
+def decorated(client: Any, name: Any = "x", **options: Any) -> object:
     return synchronized(client, name, **options)(_function)
 
 
-Use = Callable[[Redis, AsyncLock, Any], object]
-
 USES: Mapping[str, tuple[Use, Table]] = {
-    "AsyncLock(name)": (lambda client, lock, bad: AsyncLock(client, bad), BAD_NAME),
-    "AsyncLock(ttl)": (lambda client, lock, bad: AsyncLock(client, "x", ttl=bad), BAD_TTL),
-    "AsyncLock(max_hold)": (lambda client, lock, bad: AsyncLock(client, "x", max_hold=bad), BAD_TTL),
-    "AsyncLock(auto_renew)": (
-        lambda client, lock, bad: AsyncLock(client, "x", auto_renew=bad),
-        {"1": (1, TypeError), "none": (None, TypeError), "text": ("yes", TypeError)},
-    ),
-    "AsyncLock(on_lost)": (
-        lambda client, lock, bad: AsyncLock(client, "x", on_lost=bad),
-        {"ignore": ("ignore", ValueError), "none": (None, ValueError), "list": ([], ValueError)},
-    ),
-    "acquire(timeout)": (lambda client, lock, bad: lock.acquire(timeout=bad), BAD_SECONDS),
-    "acquire(ttl)": (lambda client, lock, bad: lock.acquire(ttl=bad), BAD_TTL),
-    "acquire(identity)": (lambda client, lock, bad: lock.acquire(identity=bad), BAD_IDENTITY),
-    "try_acquire(ttl)": (lambda client, lock, bad: lock.try_acquire(ttl=bad), BAD_TTL),
-    "try_acquire(identity)": (lambda client, lock, bad: lock.try_acquire(identity=bad), BAD_IDENTITY),
-    "release(identity)": (lambda client, lock, bad: lock.release(identity=bad), BAD_IDENTITY),
-    "Coordinator.lock(ttl)": (lambda client, lock, bad: Coordinator(client).lock("x", ttl=bad), BAD_TTL),
-    "Coordinator.lock(name)": (lambda client, lock, bad: Coordinator(client).lock(bad), BAD_NAME),
-    "Coordinator(push)": (
-        lambda client, lock, bad: Coordinator(client, push=bad),
-        {"sometimes": ("sometimes", ValueError), "none": (None, ValueError), "true": (True, ValueError)},
-    ),
-    "Coordinator(claim)": (lambda client, lock, bad: Coordinator(client, claim=bad), BAD_TTL),
-    "Coordinator(retry_for)": (lambda client, lock, bad: Coordinator(client, retry_for=bad), BAD_PERIOD),
-    "Coordinator(response_timeout)": (lambda client, lock, bad: Coordinator(client, response_timeout=bad), BAD_PERIOD),
-    "synchronized(ttl)": (lambda client, lock, bad: _decorated(client, ttl=bad), BAD_TTL),
-    "synchronized(timeout)": (lambda client, lock, bad: _decorated(client, timeout=bad), BAD_SECONDS),
-    "synchronized(name)": (
-        lambda client, lock, bad: _decorated(client, bad),
-        {
-            "empty": ("", ValueError),
-            "none": (None, TypeError),
-            "int": (5, TypeError),
-            "bytes": (b"x", TypeError),
-            "unknown": ("user:{nobody}", ValueError),
-            "positional": ("user:{0}", ValueError),
-            "anonymous": ("user:{}", ValueError),
-            "not closed": ("user:{user", ValueError),
-            "1 MB": ("x" * (1 << 20), ValueError),
-        },
-    ),
-}  # fmt: skip
-CASES = [
-    pytest.param(use, value, error, id=f"{name}-{label}")
-    for name, (use, table) in USES.items()
-    for label, (value, error) in table.items()
-]
+    "AsyncLock(name)": (option(lock, "name"), BAD_NAME),
+    "AsyncLock(ttl)": (option(lock, "ttl"), BAD_TTL),
+    **{f"AsyncLock({name})": (option(lock, name), table) for name, table in OPTIONS.items()},
+    "lock.acquire(timeout)": (call(lock, "acquire", "timeout"), BAD_SECONDS),
+    "lock.acquire(ttl)": (call(lock, "acquire", "ttl"), BAD_TTL),
+    "lock.acquire(identity)": (call(lock, "acquire", "identity"), BAD_IDENTITY),
+    "lock.try_acquire(ttl)": (call(lock, "try_acquire", "ttl"), BAD_TTL),
+    "lock.try_acquire(identity)": (call(lock, "try_acquire", "identity"), BAD_IDENTITY),
+    "lock.release(identity)": (call(lock, "release", "identity"), BAD_IDENTITY),
+    "AsyncSemaphore(name)": (option(semaphore, "name"), BAD_NAME),
+    "AsyncSemaphore(limit)": (option(semaphore, "limit"), BAD_LIMIT),
+    "AsyncSemaphore(ttl)": (option(semaphore, "ttl"), {**BAD_TTL, **NOT_NONE}),
+    **{f"AsyncSemaphore({name})": (option(semaphore, name), table) for name, table in OPTIONS.items()},
+    "semaphore.acquire(weight)": (call(semaphore, "acquire", "weight"), BAD_WEIGHT),
+    "semaphore.acquire(timeout)": (call(semaphore, "acquire", "timeout"), BAD_SECONDS),
+    "semaphore.acquire(ttl)": (call(semaphore, "acquire", "ttl"), BAD_TTL),
+    "semaphore.acquire(identity)": (call(semaphore, "acquire", "identity"), BAD_IDENTITY),
+    "semaphore.try_acquire(weight)": (call(semaphore, "try_acquire", "weight"), BAD_WEIGHT),
+    "semaphore.resize(limit)": (call(semaphore, "resize", "limit"), {**BAD_LIMIT, **NOT_NONE}),
+    "semaphore.release(identity)": (call(semaphore, "release", "identity"), BAD_IDENTITY),
+    "Coordinator.lock(ttl)": (lambda client, bad: Coordinator(client).lock("x", ttl=bad), BAD_TTL),
+    "Coordinator.lock(name)": (lambda client, bad: Coordinator(client).lock(bad), BAD_NAME),
+    "Coordinator(push)": (option(Coordinator, "push"), BAD_PUSH),
+    "Coordinator(claim)": (option(Coordinator, "claim"), BAD_TTL),
+    "Coordinator(retry_for)": (option(Coordinator, "retry_for"), BAD_PERIOD),
+    "Coordinator(response_timeout)": (option(Coordinator, "response_timeout"), BAD_PERIOD),
+    "synchronized(ttl)": (option(decorated, "ttl"), BAD_TTL),
+    "synchronized(timeout)": (option(decorated, "timeout"), BAD_SECONDS),
+    "synchronized(name)": (option(decorated, "name"), BAD_TEMPLATE),
+}
 
 
-@pytest.mark.parametrize(("use", "bad", "error"), CASES)
-async def test_e2_a_bad_argument_fails_at_the_call_and_sends_nothing(
-    redis: Redis, make_client: MakeClient, use: Use, bad: Any, error: type[Exception]
-) -> None:
-    client = make_client()
-    lock = AsyncLock(client, "x")
-
-    async def call() -> None:
-        result = use(client, lock, bad)
-        if isinstance(result, Awaitable):
-            await result
-
-    async with nothing_sent(redis):
-        with pytest.raises(error) as caught:
-            await call()
-    assert type(caught.value) in (TypeError, ValueError, UnicodeEncodeError), "ours, not one from the depths"
-    assert str(caught.value)
+@pytest_asyncio.fixture
+async def wire(server: EmbeddedServer) -> AsyncIterator[FaultProxy]:
+    """The way to the server, which notices each connection."""
+    async with FaultProxy(server) as proxy:
+        yield proxy
 
 
-@pytest.mark.parametrize(("bad", "error"), BAD_TTL.values(), ids=BAD_TTL)
-async def test_e2_a_bad_extension_leaves_the_lease_alone(sync: Coordinator, bad: Any, error: type[Exception]) -> None:
+@pytest.mark.parametrize(("use", "table"), USES.values(), ids=USES)
+async def test_e2_a_bad_argument_fails_at_the_call_and_sends_nothing(wire: FaultProxy, use: Use, table: Table) -> None:
+    """By a TypeError or ValueError of ours, and not by one from the depths."""
+    async with wire.client() as client:
+
+        async def raised(bad: Any) -> Exception | None:
+            try:
+                result = use(client, bad)
+                if isinstance(result, Awaitable):
+                    await result
+            except Exception as error:
+                return error
+            return None
+
+        found = {label: await raised(bad) for label, (bad, _) in table.items()}
+    ours = (TypeError, ValueError, UnicodeEncodeError)
+    right = {
+        label: type(error) in ours and isinstance(error, table[label][1]) and bool(str(error))
+        for label, error in found.items()
+    }
+    assert all(right.values()), {label: found[label] for label, is_right in right.items() if not is_right}
+    assert wire.connections == 0
+
+
+async def test_e2_a_bad_extension_leaves_the_lease_alone(sync: Coordinator) -> None:
     async with sync.lock("x", ttl=20) as lease:
-        before = lease.remaining()
-        with pytest.raises(error, match="ttl"):
-            await lease.extend(bad)
-        assert 0 < lease.remaining() <= before
-        lease.check()
+        for bad, error in BAD_TTL.values():
+            before = lease.remaining()
+            with pytest.raises(error, match="ttl"):
+                await lease.extend(bad)
+            assert 0 < lease.remaining() <= before
+            lease.check()
+
+
+async def test_a_limit_has_to_be_said(redis: Redis) -> None:
+    """Also when it is to be the server's: None must not happen by forgetting it."""
+    untyped: Any = AsyncSemaphore
+    with pytest.raises(TypeError, match="limit"):
+        untyped(redis, "x")
 
 
 CLIENTS: Mapping[str, tuple[Callable[[], Any], str]] = {
@@ -124,14 +224,13 @@ CLIENTS: Mapping[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "advice"), CLIENTS.values(), ids=CLIENTS)
-@pytest.mark.parametrize("use", [AsyncLock, synchronized, lambda client, name: Coordinator(client)],
-                         ids=["AsyncLock", "synchronized", "Coordinator"])  # fmt: skip
-async def test_e1_what_is_not_an_asyncio_client_is_told_what_to_pass(
-    use: Callable[[Any, str], object], make: Callable[[], Any], advice: str
-) -> None:
-    with pytest.raises(TypeError, match=advice):
-        use(make(), "x")
+@pytest.mark.parametrize(
+    "use", [AsyncLock, synchronized, lambda client, _: Coordinator(client)], ids=["lock", "decorator", "coordinator"]
+)
+async def test_e1_an_object_that_is_no_asyncio_client_is_refused_with_advice(use: Callable[[Any, str], object]) -> None:
+    for make, advice in CLIENTS.values():
+        with pytest.raises(TypeError, match=advice):
+            use(make(), "x")
 
 
 async def test_a_plain_function_can_not_be_synchronized(redis: Redis) -> None:
@@ -143,48 +242,63 @@ async def test_a_plain_function_can_not_be_synchronized(redis: Redis) -> None:
     assert not ran
 
 
-# -- odd names -------------------------------------------------------------------------------------------
+NO_LEASE: Mapping[str, Callable[[AsyncReadWriteLock], object]] = {
+    "none": lambda rw: None,
+    "text": lambda rw: "x",
+    "a side": lambda rw: rw.read(),
+    "the class": lambda rw: Lease,
+}
+
+
+@pytest.mark.parametrize("which", NO_LEASE)
+async def test_only_a_lease_is_downgraded(wire: FaultProxy, which: str) -> None:
+    """TypeError at the call, which names the lock, what is expected, and what was found."""
+    async with wire.client() as client:
+        rw = AsyncReadWriteLock(client, "config")
+        bad: Any = NO_LEASE[which](rw)
+        with pytest.raises(TypeError, match=f"a writer's lease of 'config', not {re.escape(repr(bad))}"):
+            await rw.downgrade(bad)
+    assert wire.connections == 0
+
+
+# -- odd names and identities ------------------------------------------------------------------------------
 
 ODD: tuple[str | bytes, ...] = (
-    "schl\u00fcssel \u2603", b"\xff\xfe\x00", b"a\r\nb", "{tag}", "a{tag}b", "{{}", "a:queue", "%d %s {x}", " ",
-    "x" * 8192, "|", b"1|2|3|4",
+    "schl\u00fcssel \u2603", b"\xff\xfe\x00", b"a\r\nb", "{tag}", "a{tag}b", "{{}", "a:queue", "x:sem", "%d %s {x}",
+    " ", "x" * 8192, "|", b"1|2|3|4|5", "0",
 )  # fmt: skip
+PRIMITIVES: dict[str, tuple[Callable[[Coordinator, Any], Any], Callable[[bytes], Keys], int]] = {
+    # how to make it, its keys, and which of them stays when it is free
+    "lock": (lambda sync, name: sync.lock(name), lock_keys, 2),
+    "semaphore": (lambda sync, name: sync.semaphore(name, 1), lambda name: permit_keys(name, "sem"), 1),
+}
 
 
-@pytest.mark.parametrize("push", ["auto", "never"])
+@ways
+@pytest.mark.parametrize("primitive", PRIMITIVES)
 @pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:20])
-async def test_e1_odd_names_work_from_end_to_end(redis: Redis, name: Any, push: Any) -> None:
+async def test_e1_odd_names_and_identities_work_from_end_to_end(
+    redis: Redis, name: Any, primitive: str, push: Push
+) -> None:
     wire = name.encode() if isinstance(name, str) else name
+    make, keys_of, stays = PRIMITIVES[primitive]
+    keys = keys_of(wire)
     async with Coordinator(redis, push=push) as sync:
-        lock = sync.lock(name)
-        async with lock as lease:
-            assert await redis.get(wire) == lease.token.encode()
-            waiting = asyncio.create_task(lock.acquire(timeout=10))
-            await wait_until(waits(lock), FAST, timeout=5)
-            assert set(await redis.keys()) <= set(lock_keys(wire).all)
+        it = make(sync, name)
+        async with it.acquire(identity=name) as lease:
+            assert (await it.statistics()).holders[0].token == lease.identity == lease.token
+            assert lease.name == it.name
+            waiting = asyncio.create_task(it.acquire(timeout=10, identity=wire + b"|2"))
+            await wait_until(waits(it), FAST, timeout=5)
+            assert set(await redis.keys()) <= set(keys.all)
         async with asyncio.timeout(5):
-            next_lease = await waiting
-        assert next_lease.fence > lease.fence
-        assert next_lease.name == lock.name
-        await next_lease.release()
-    assert await redis.keys() == [lock_keys(wire).fence]
-
-
-@pytest.mark.parametrize("identity", ["worker 7", "schl\u00fcssel", b"\xff|\r\n %s", "x" * 5000, "{}", "0"], ids=ascii)
-async def test_e1_odd_identities_work_from_end_to_end(sync: Coordinator, redis: Redis, identity: Any) -> None:
-    lock = sync.lock("x")
-    wire = identity.encode() if isinstance(identity, str) else identity
-    lease = await lock.acquire(identity=identity)
-    assert await redis.get("x") == wire
-    assert holder_of(await lock.statistics()) == lease.identity == lease.token
-    other = asyncio.create_task(lock.acquire(identity=wire + b"!", timeout=10))
-    await wait_until(waits(lock), FAST, timeout=5)
-    await lock.release(identity=identity)
-    async with asyncio.timeout(5):
-        assert (await other)._grant.wire_token == wire + b"!"
-    with pytest.raises(NotHeld):
-        await lock.release(identity=identity)
-    await lock.release(identity=wire + b"!")
+            assert (await waiting).fence > lease.fence
+        (holder,) = (await it.statistics()).holders
+        assert holder.token == (await it.acquire(identity=wire + b"|2")).token
+        await it.release(identity=wire + b"|2")
+        with pytest.raises(NotHeld):
+            await it.release(identity=wire + b"|2")
+    assert await redis.keys() == [keys.all[stays]]
 
 
 @pytest.mark.parametrize("way", ["by identity", "by lease"])
@@ -210,26 +324,38 @@ async def test_p1_a_name_and_the_same_name_in_braces_are_two_locks(sync: Coordin
         waiting = asyncio.create_task(braced.acquire())
         await wait_until(waits(braced), FAST, timeout=5)
         await released.release()
-        await asyncio.wait([waiting], timeout=0.2)
+        await asyncio.wait([waiting], timeout=1)
         assert not waiting.done(), f"two holders of {{a}}: {holder}, {waiting.result()}"
     await (await waiting).release()
 
 
-# -- times -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ttl", [timedelta(seconds=7), timedelta(milliseconds=7000), 7, 7.0])
-async def test_a_ttl_may_be_a_timedelta(sync: Coordinator, redis: Redis, ttl: Any) -> None:
-    for lease in (await sync.lock("x", ttl=ttl).acquire(), await sync.lock("y").acquire(ttl=ttl)):
-        assert 6000 < await redis.pttl(lease.name) <= 7000
-        await lease.extend(timedelta(seconds=3))
-        assert 2000 < await redis.pttl(lease.name) <= 3000
+@pytest.mark.parametrize("engine", ["lua", "watch"])
+async def test_p1_a_name_that_ends_like_an_engine_is_another_lock(
+    redis: Redis, sync: Coordinator, engine: Engine
+) -> None:
+    async with Coordinator(redis) as other, sync.lock(f"x {engine}"):
+        lease = await other.lock("x").acquire()
+        with pytest.raises(AcquireTimeout):
+            await AsyncLock(sync, "x", engine=engine).acquire(timeout=1)
         await lease.release()
 
 
-async def test_a_ttl_is_rounded_up_to_a_whole_millisecond(sync: Coordinator) -> None:
-    async with sync.lock("x", ttl=5.0001) as lease:
-        assert lease._grant.ttl_ms == 5001
+# -- times and numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ttl", [timedelta(milliseconds=7000), 7, 7.0])
+async def test_a_ttl_may_be_a_timedelta(sync: Coordinator, ttl: Any) -> None:
+    """That of a primitive, of a call, and of an extension."""
+    for make in (lambda **options: sync.lock("x", **options), lambda **options: sync.semaphore("x", 5, **options)):
+        for own, of_lease in ((30, ttl), (ttl, None)):
+            it = make(ttl=own)
+            lease = await it.acquire(ttl=of_lease)
+            for seconds in (7, 3):
+                (holder,) = (await it.statistics()).holders
+                assert seconds - 1 < (holder.remaining or 0) < seconds + 1
+                assert seconds - 1 < lease.remaining() < seconds + 1
+                await lease.extend(timedelta(seconds=3))
+            await lease.release()
 
 
 @pytest.mark.parametrize("ttl", [10 * 365 * 86_400, timedelta(days=3650), None], ids=str)
@@ -239,9 +365,39 @@ async def test_the_longest_ttls(sync: Coordinator, redis: Redis, ttl: Any) -> No
         assert await redis.pttl("x") == -1 if ttl is None else await redis.pttl("x") > 3e11
 
 
+async def test_the_largest_numbers(sync: Coordinator, redis: Redis) -> None:
+    """A thousand million permits, for ten years."""
+    sem = semaphore(sync, 1_000_000_000, ttl=timedelta(days=3650))
+    async with sem.acquire(weight=999_999_999) as lease, sem.acquire() as other:
+        assert lease.remaining() > 3e8
+        assert await sem.try_acquire() is None
+        found = await sem.statistics()
+        assert (found.held, found.available) == (1_000_000_000, 0)
+        assert {one.token: one.weight for one in found.holders} == {lease.token: 999_999_999, other.token: 1}
+        assert all(3e8 < (one.remaining or 0) < 3.2e8 for one in found.holders)
+        for key in permit_keys(b"x", "sem").all[:2]:
+            assert await redis.pttl(key) > 3e11
+    assert (await sem.statistics()).held == 0
+
+
+@ways
+@pytest.mark.parametrize("timeout", [0, -0.0, timedelta(0)], ids=str)
+async def test_timeout_0_takes_what_is_free_and_never_waits_or_queues(redis: Redis, timeout: Any, push: Push) -> None:
+    async with Coordinator(redis, push=push) as sync:
+        lock = sync.lock("x")
+        async with lock.acquire(timeout=timeout):
+            with pytest.raises(AcquireTimeout, match="'x' is taken"):
+                await lock.acquire(timeout=timeout)
+            with pytest.raises(TimeoutError):
+                async with lock.acquire(timeout=timeout):
+                    pytest.fail("entered")
+            assert (await lock.statistics()).waiting == 0
+        await (await lock.acquire(timeout=timeout)).release()
+
+
+@ways
 @pytest.mark.parametrize("timeout", [1e9, 1e18, 1.7e308, timedelta.max, 10**300], ids=str)
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_e2_a_huge_timeout_is_as_good_as_none(redis: Redis, timeout: Any, push: Any) -> None:
+async def test_e2_a_huge_timeout_is_as_good_as_none(redis: Redis, timeout: Any, push: Push) -> None:
     async with Coordinator(redis, push=push) as sync:
         lock = sync.lock("x")
         async with lock:
@@ -259,22 +415,6 @@ async def test_e2_huge_limits_of_a_coordinator_work(redis: Redis, option: str) -
     async with Coordinator(redis, **options) as sync, sync.lock("x") as lease, asyncio.timeout(5):
         assert lease.remaining() > 0
         assert await sync.lock("x").try_acquire() is None
-
-
-@pytest.mark.parametrize("push", ["auto", "never"])
-@pytest.mark.parametrize("timeout", [0, 0.0, -0.0, timedelta(0)], ids=repr)
-async def test_timeout_0_takes_what_is_free_and_never_waits_or_queues(redis: Redis, timeout: Any, push: Any) -> None:
-    async with Coordinator(redis, push=push) as sync:
-        lock = sync.lock("x")
-        async with lock.acquire(timeout=timeout):
-            with pytest.raises(AcquireTimeout, match="'x' is taken"):
-                await lock.acquire(timeout=timeout)
-            with pytest.raises(TimeoutError):
-                async with lock.acquire(timeout=timeout):
-                    pytest.fail("entered")
-            assert (await lock.statistics()).waiting == 0
-        lease = await lock.acquire(timeout=timeout)
-        await lease.release()
 
 
 async def test_a_tiny_timeout_withdraws_its_request(sync: Coordinator) -> None:
@@ -321,13 +461,13 @@ async def test_e4_closing_the_client_ends_waits_and_leases_with_clear_errors(
     assert holder_of(await AsyncLock(redis, "x").statistics()) is None, "given back"
 
 
-async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, make_client: MakeClient) -> None:
-    coordinator = Coordinator(make_client())
-    lock = coordinator.lock("x")
-    lease = await lock.acquire()
-    await coordinator.aclose()
-    await redis.flushall()
-    async with nothing_sent(redis):
+async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(wire: FaultProxy) -> None:
+    async with wire.client() as client:
+        coordinator = Coordinator(client)
+        lock = coordinator.lock("x")
+        lease = await lock.acquire()
+        await coordinator.aclose()
+        before = (wire.connections, wire.commands.total())
         uses: list[Callable[[], Awaitable[object]]] = [
             lock.acquire, lock.try_acquire, lock.statistics, lock.locked, lock.release, lock.force_release,
             lock.acquire().__aenter__, lock.__aenter__, coordinator.__aenter__,
@@ -340,14 +480,79 @@ async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, m
         with pytest.raises(LeaseLost, match="closed"):
             await lease.release()
         await coordinator.aclose()
+        assert (wire.connections, wire.commands.total()) == before
 
 
-@pytest.mark.parametrize("engine", ["lua", "watch"])
-async def test_p1_a_name_that_ends_like_an_engine_is_another_lock(
-    redis: Redis, sync: Coordinator, engine: Literal["lua", "watch"]
-) -> None:
-    async with Coordinator(redis) as other, sync.lock(f"x {engine}"):
-        lease = await other.lock("x").acquire()
-        with pytest.raises(AcquireTimeout):
-            await AsyncLock(sync, "x", engine=engine).acquire(timeout=0.05)
-        await lease.release()
+# -- foreign keys (D15) ------------------------------------------------------------------------------------
+
+FOREIGN: Mapping[str, Callable[[Any, bytes], Awaitable[object]]] = {
+    "string": lambda redis, key: redis.set(key, "5"),
+    "list": lambda redis, key: redis.rpush(key, "5"),
+    "set": lambda redis, key: redis.sadd(key, "5"),
+}
+COMMANDS: Mapping[str, Callable[[AsyncSemaphore], Awaitable[object]]] = {
+    "acquire": lambda sem: sem.acquire(),
+    "try_acquire": lambda sem: sem.try_acquire(),
+    "async with": lambda sem: sem.acquire().__aenter__(),
+    "release": lambda sem: sem.release(identity="worker-7"),
+    "resize": lambda sem: sem.resize(7),
+    "statistics": lambda sem: sem.statistics(),
+}
+each_key = pytest.mark.parametrize("which", [0, 1, 2], ids=["permits", "state", "queue"])
+
+
+@ways
+@each_key
+@pytest.mark.parametrize("foreign", FOREIGN)
+async def test_d15_a_foreign_key_is_told_and_left_alone(redis: Redis, foreign: str, which: int, push: Push) -> None:
+    """Not waited for, and nothing is written anywhere."""
+    client: Any = redis
+    async with Coordinator(redis, push=push) as sync:
+        sem = semaphore(sync)
+        key = permit_keys(b"x", "sem").all[which]
+        await FOREIGN[foreign](redis, key)
+        before = await client.dump(key)
+        for use in COMMANDS:
+            with pytest.raises(WrongKeyType, match="choose another name") as caught:
+                await asyncio.wait_for(COMMANDS[use](sem), 15)
+            assert caught.value.code == "WRONGTYPE"
+            assert await client.dump(key) == before, use
+            assert await redis.keys() == [key], use
+        assert sem.limit == 5
+
+
+@each_key
+async def test_d15_a_foreign_key_while_it_is_held(sync: Coordinator, redis: Redis, which: int) -> None:
+    """Nothing is changed by a command that fails; when the key is back, no permit is lost or doubled."""
+    sem = semaphore(sync, 3)
+    kept, lease = await sem.acquire(), await sem.acquire(weight=2)
+    waiting = asyncio.create_task(sem.acquire(weight=2))
+    await wait_until(waits(sem), FAST, timeout=5)
+    before = await sem.statistics()
+    key = permit_keys(b"x", "sem").all[which]
+    await redis.rename(key, "away")
+    await redis.set(key, "foreign")
+    for use in (lease.release, lambda: lease.extend(5), lambda: sem.resize(9), sem.try_acquire, sem.statistics):
+        with pytest.raises(WrongKeyType):
+            await use()
+    await redis.rename("away", key)
+    found = await sem.statistics()
+    assert (found.limit, found.held, found.waiting) == (before.limit, before.held, before.waiting)
+    lease.check()
+    assert not waiting.done()
+    await lease.release()
+    next_lease = await asyncio.wait_for(waiting, 15)
+    assert (await sem.statistics()).held == 3
+    await next_lease.release()
+    await kept.release()
+    assert (await sem.statistics()).held == 0
+
+
+async def test_d15_a_foreign_member_of_the_queue_does_not_break_a_look(sync: Coordinator, redis: Redis) -> None:
+    """It is no request: it is neither listed nor counted."""
+    lock, semaphore, both = AsyncLock(sync, "n"), AsyncSemaphore(sync, "n", limit=1), AsyncReadWriteLock(sync, "n")
+    async with lock, semaphore, both.write():
+        for queue in ("{n}:queue", "{n}:sem:queue", "{n}:rw:queue"):
+            await redis.zadd(queue, {"junk": 1})
+        for found in (await lock.statistics(), await semaphore.statistics(), await both.statistics()):
+            assert (found.waiting, found.waiters) == (0, ())

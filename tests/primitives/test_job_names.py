@@ -251,6 +251,7 @@ async def test_a_time_that_does_not_fit_the_slot_is_refused(sync: Coordinator, n
     once_per(sync, "job", keep=keep)
 
 
+@pytest.mark.real
 async def test_the_hour_that_comes_twice_is_two_slots(
     sync: Coordinator, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

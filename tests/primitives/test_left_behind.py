@@ -12,9 +12,9 @@ from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReadWriteLock, AsyncS
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
-from ..support.inside import Engine, hub_of, now
+from ..support.inside import Engine, hub_of
 from ..support.proxy import CUT_BEFORE, HOLD
-from ..support.wired import RELEASE, wired
+from ..support.wired import RELEASE, RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "left"
@@ -69,17 +69,18 @@ async def test_p5_a_release_behind_a_renewal_that_was_answered(server: EmbeddedS
         holder = await w.elsewhere().acquire()
         waiting = asyncio.create_task(w.lock(ttl=30).acquire())
         await w.queued()
+        renewal = w.proxy.on(RENEW, HOLD)
+        release = w.proxy.on(RELEASE, HOLD)
         await holder.release()
         lease = await waiting
-        claim = lease._grant.deadline
-        assert claim < now() + 10, "for less than the whole ttl at first"
-        while not lease._grant.renewing:
-            await asyncio.sleep(0)
-        w.proxy.on(RELEASE, HOLD)
+        assert lease.remaining() < 10, "for less than the whole ttl at first"
+        await asyncio.wait_for(renewal.fired.wait(), 15)
         outage = w.proxy.on("HELLO", CUT_BEFORE, times=None)
         releasing = asyncio.create_task(lease.release())
-        while lease._grant.renewing:
-            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        renewal.release.set()
+        await asyncio.wait_for(release.fired.wait(), 15)
+        await asyncio.sleep(0.01)  # the renewal is answered
         await w.proxy.cut()
         with pytest.raises(LeaseLost):
             await releasing

@@ -82,6 +82,7 @@ async def server() -> AsyncIterator[EmbeddedServer]:
 
 
 @pytest.mark.ci
+@pytest.mark.real
 async def test_no_callback_works_on_all_leases(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
     """Renewals, the look at them after a reconnect, and the end of the coordinator are done in slices."""
     caplog.set_level("ERROR", "redis_sync_aio")
@@ -103,6 +104,7 @@ async def _ran(client: Redis, number: int) -> bool:
 
 
 @pytest.mark.ci
+@pytest.mark.real
 async def test_leases_that_are_not_due_cost_nothing(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
     """One lease among them is renewed thirty times a second: a look at all of them each time would take CPU time."""
     caplog.set_level("ERROR", "redis_sync_aio")
@@ -119,6 +121,7 @@ async def test_leases_that_are_not_due_cost_nothing(server: EmbeddedServer, capl
 
 
 @pytest.mark.ci
+@pytest.mark.real
 async def test_no_callback_works_on_all_waiters(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
     """The look after a reconnect at where they stand, and the end of all waits, are done in slices."""
     caplog.set_level("ERROR", "redis_sync_aio")

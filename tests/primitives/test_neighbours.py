@@ -29,8 +29,6 @@ from ..support.inside import POLLERS_TICKET, hub_of, permit_keys, tuned
 from ..support.timed import Timed
 from ..support.views import tokens
 
-pytestmark = pytest.mark.timing
-
 NAME = "neighbour"
 FAST = Backoff(initial=0.001, cap=0.01)
 SELDOM = Backoff(initial=60, cap=60, jitter=False)

@@ -79,7 +79,6 @@ Asks: dict[str, Callable[[Coordinator], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("ask", Asks.values(), ids=Asks)
-@pytest.mark.timing
 async def test_p6_a_lease_that_is_over_before_it_is_heard_of(
     server: EmbeddedServer, redis: Redis, ask: Callable[[Coordinator], Awaitable[object]]
 ) -> None:
@@ -249,7 +248,7 @@ async def test_p7_the_drop_in_lets_the_bodys_error_out_when_it_is_cancelled_behi
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")
-@pytest.mark.timing
+@pytest.mark.real
 async def test_p7_a_loss_that_an_eager_task_finds_leaves_no_cancellation_behind(sync: Coordinator) -> None:
     """The body has no await any more: LeaseLost leaves, and nothing else comes after it."""
     loop = asyncio.get_running_loop()

@@ -36,6 +36,9 @@ from ..support.body import FAST, waits
 from ..support.clusters import Nodes
 from ..support.tenants import CREDENTIALS, PREFIX, TENANT
 
+pytestmark = pytest.mark.real
+"""In virtual time each connection is asked PING, to which such a user has no right."""
+
 Pair = tuple[Coordinator, Coordinator]
 
 
@@ -180,7 +183,6 @@ async def test_a_tenant_needs_rights_on_its_own_keys_and_channels_only(
     assert all(key.startswith(b"app1:") for key in keys)
 
 
-@pytest.mark.timing
 async def test_a_tenant_of_a_cluster(nodes: Nodes) -> None:
     """There each name has its slot as without a prefix, and each shard an inbox of its own."""
     for node in nodes.primaries:

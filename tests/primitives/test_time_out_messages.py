@@ -27,8 +27,6 @@ from redis_sync_aio import (
     idempotent,
 )
 
-pytestmark = pytest.mark.timing
-
 NAME = "job"
 
 

@@ -131,6 +131,7 @@ CODES = pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signa
 
 @CODES
 @pytest.mark.parametrize("run", ["asyncio.run(main())", "anyio.run(main)"])
+@pytest.mark.real
 async def test_a_signal_releases_and_ends_the_program(
     server: EmbeddedServer, redis: Redis, number: signal.Signals, code: int, run: str
 ) -> None:
@@ -149,6 +150,7 @@ async def test_a_signal_releases_and_ends_the_program(
     ("body", "run"), [(ALONE, "asyncio.run(main())"), (GROUP, "asyncio.run(main())"), (ANYIO_GROUP, "anyio.run(main)")]
 )
 @CODES
+@pytest.mark.real
 async def test_a_job_that_runs_may_end(
     server: EmbeddedServer, redis: Redis, body: str, run: str, number: signal.Signals, code: int
 ) -> None:
@@ -169,6 +171,7 @@ async def test_a_job_that_runs_may_end(
         assert not await AsyncLock(redis, JOB).locked()
 
 
+@pytest.mark.real
 async def test_a_job_that_takes_too_long_is_cancelled(server: EmbeddedServer, redis: Redis) -> None:
     async with program(server, 0.3) as process:
         await process.says("holding")
@@ -178,6 +181,7 @@ async def test_a_job_that_takes_too_long_is_cancelled(server: EmbeddedServer, re
 
 
 @pytest.mark.parametrize(("number", "released"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=str)
+@pytest.mark.real
 async def test_a_second_signal_ends_it_immediately(
     server: EmbeddedServer, redis: Redis, number: signal.Signals, released: bool
 ) -> None:

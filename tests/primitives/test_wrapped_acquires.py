@@ -15,11 +15,8 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import anyio.to_thread
-import pytest
 
 from .conftest import Everywhere, Make, Primitive
-
-pytestmark = pytest.mark.timing
 
 TTL = 3.0
 SECTION = 1.5 * TTL
