@@ -35,7 +35,7 @@ NOTICED = 0.05
 HEALED = 1.0
 """Seconds within which a lost wake-up is made up for, and within which a server that is back grants (C7, D1)."""
 
-pytestmark = [pytest.mark.timing, pytest.mark.timeout((90 + 2 * SECONDS) * (1 + OPTIONS.again))]
+pytestmark = pytest.mark.timeout(90 + 2 * SECONDS)
 
 
 class Clock:

@@ -30,7 +30,7 @@ from ..support.faketime import FakeClock
 from ..support.inside import now
 from ..support.views import holder_of, remaining_of
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.real
 NAME = "clocks"
 JUMPS = (15, 30, -3600)
 TTL = 20.0

@@ -18,8 +18,6 @@ from ..support.proxy import FaultProxy, command
 from ..support.routing import RoutingProxy
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 async def test_one_call_brings_a_forgotten_script_for_all(server: EmbeddedServer, redis: Redis) -> None:
     """SCRIPT FLUSH, or a restart: the source is sent once, not with each call in flight."""

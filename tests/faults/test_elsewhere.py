@@ -18,7 +18,7 @@ from ..support.body import FAST, waits
 from ..support.inside import now
 from ..support.sentinels import sentinels
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.real
 NOTICED = 3.0
 """Seconds in which a process moves, on a busy machine; it takes 1.3. Sentinel demotes the old primary after about 8."""
 

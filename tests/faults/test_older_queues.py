@@ -36,7 +36,6 @@ from ..support.sentinels import DOWN_AFTER, sentinels
 from ..support.timed import Timed
 from ..support.views import holder_of
 
-pytestmark = pytest.mark.timing
 NAME = "older"
 OLD = 20
 CLAIM = 20.0

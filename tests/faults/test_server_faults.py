@@ -18,8 +18,6 @@ from ..support.served import NAME, modes, served
 from ..support.wired import RESPONSE_TIMEOUT, SOON
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 async def renewed(lease: Lease) -> None:
     first = lease._grant.deadline
@@ -166,6 +164,7 @@ async def test_script_flush_under_load(mode: str) -> None:
 # -- a server that stalls ----------------------------------------------------------------------------------
 
 
+@pytest.mark.real
 @modes
 async def test_short_pause(mode: str) -> None:
     """D12: nothing is lost while the server does not answer for a while."""
@@ -183,6 +182,7 @@ async def test_short_pause(mode: str) -> None:
         await s.check_free(following.fence)
 
 
+@pytest.mark.real
 @modes
 async def test_pause_longer_than_the_ttl(mode: str) -> None:
     """D12, P6: `lost` at the deadline; what the server still grants late is none, and nothing stays behind."""
@@ -204,6 +204,7 @@ async def test_pause_longer_than_the_ttl(mode: str) -> None:
         await s.check_free(second.fence)
 
 
+@pytest.mark.real
 @modes
 @pytest.mark.parametrize("given_up", [True, False])
 async def test_stopped_server(mode: str, given_up: bool) -> None:

@@ -29,7 +29,6 @@ from ..support.views import holder_of
 from ..support.wired import MODES, RESPONSE_TIMEOUT, SOON
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 # -- not now -----------------------------------------------------------------------------------------------
 
 
@@ -93,6 +92,7 @@ async def run_on(client: Redis) -> Any:
     return await untyped.execute_command("EVAL", "while true do end", 0)
 
 
+@pytest.mark.real
 @modes
 @pytest.mark.parametrize("db", [0, 1])
 @pytest.mark.parametrize("connected", [True, False])
@@ -121,6 +121,7 @@ async def test_busy(mode: str, db: int, connected: bool) -> None:
         await lease.release()
 
 
+@pytest.mark.real
 async def test_loading() -> None:
     """D1, D9: restarted, the server says for a while that it is loading; the lock survives, nobody is refused."""
     slow = ("--key-load-delay", "100")
@@ -162,6 +163,7 @@ USERS = {
 }
 
 
+@pytest.mark.real
 async def test_refused_in_the_middle() -> None:
     """D16, P12: the script was allowed its first command and not its second; what it had done is undone."""
     async with served_to(ALL, "-time") as s:

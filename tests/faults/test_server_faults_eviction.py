@@ -17,7 +17,6 @@ from ..support.inside import now
 from ..support.served import NAME, Served, modes, served
 from ..support.wired import SOON
 
-pytestmark = pytest.mark.timing
 TTL = 1.5
 ROOM = 2 * 2**20
 """Bytes that the server may use beyond what it uses at the start."""

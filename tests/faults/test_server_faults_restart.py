@@ -18,8 +18,6 @@ from ..support.served import modes, served
 from ..support.timed import Timed
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 
 @modes
 async def test_restart_with_data(mode: str) -> None:

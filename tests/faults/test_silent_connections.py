@@ -16,8 +16,6 @@ from ..support.inside import now
 from ..support.proxy import SWALLOW_REPLY, SWALLOW_REQUEST, FaultProxy, anything
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 TIMEOUT = 3.0
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
     # options of the client, those of the coordinator, seconds of silence

@@ -24,7 +24,6 @@ from ..support.wire_sweep import ANSWERS, OPERATIONS, PUSHES, WIRE, Case, Operat
 from ..support.wired import MODES, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 kinds = pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK, SHARED_SEMAPHORE], ids=str)
 
 

@@ -15,7 +15,6 @@ from ..support.timed import timed
 from ..support.wired import ACQUIRE, RELEASE, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 RETRY_FOR = 0.4
 READONLY = ERROR("READONLY You can't write against a read only replica.")
 PATIENT: dict[str, Any] = {

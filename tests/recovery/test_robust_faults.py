@@ -14,7 +14,7 @@ from redis_sync_aio.errors import OutOfMemory, StaleFence, StaleWriter
 from redis_sync_aio.types import UndoSteps
 
 from ..support.body import FAST, waits
-from ..support.child import Crew, Failed
+from ..support.child import Child, Crew, Failed
 from ..support.inside import load, robust_keys
 from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
 from ..support.served import served
@@ -22,11 +22,10 @@ from ..support.timed import failures
 from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
 
-pytestmark = pytest.mark.timing
 __all__ = ["quiet_loop"]  # a fixture
 
 NAME = "robust"
-TTL = 0.3
+TTL = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -38,70 +37,38 @@ def crew() -> Iterator[Crew]:
 # -- processes ---------------------------------------------------------------------------------------------
 
 
-async def test_a1_killed_twice_the_third_knows_how_far_the_first_was(
-    server: EmbeddedServer, sync: Coordinator, crew: Crew
+@pytest.mark.real
+async def test_a1_a4_killed_twice_or_stopped(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew
 ) -> None:
-    lock = AsyncRobustLock(sync, NAME)
-    with crew.children(2) as (first, second):
-        await asyncio.gather(first.open(server.url), second.open(server.url))
-        one = await first.robust(NAME, TTL)
+    """The third knows how far the first was; who is stopped beyond the ttl cannot record any more."""
+
+    async def killed_twice(first: Child, second: Child) -> None:
+        lock = AsyncRobustLock(sync, "killed")
+        one = await first.robust("killed", TTL)
         assert one["abandoned"] is None
         await first.record({"charged": 120})
-        waiting = second.robust(NAME, TTL)
-        await wait_until(waits(lock), FAST, timeout=15)
+        waiting = second.robust("killed", TTL)
+        await wait_until(waits(lock), FAST, timeout=30)
         first.kill()
         two = await waiting
         assert two["abandoned"] == one.fence
-        second.ask("die", "it")
-        second.process.wait()
-    async with lock as lease:
-        found = lease.abandoned
-        assert found is not None
-        assert (found.token.encode(), found.fence) == (two.token, two.fence)
-        assert found.progress == {"charged": 120}
-    async with lock as lease:
-        assert lease.abandoned is None
+        second.kill()
+        async with lock.acquire(timeout=30) as lease:
+            found = lease.abandoned
+            assert found is not None
+            assert (found.token.encode(), found.fence) == (two.token, two.fence)
+            assert found.progress == {"charged": 120}
+        async with lock as lease:
+            assert lease.abandoned is None
 
-
-@pytest.mark.parametrize("adopted", [False, True], ids=["before", "after"])
-async def test_a3_killed_in_the_middle_of_the_adoption(
-    server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew, adopted: bool
-) -> None:
-    """Granted, and never heard of: in either order of adoption and death the progress is there."""
-    lock = AsyncRobustLock(sync, NAME)
-    left = await lock.acquire()
-    await left.record({"step": 1})
-    await redis.delete(NAME)
-    left._grant.manager.forget(left._grant)
-    assert server.port is not None
-    async with FaultProxy((server.host, server.port)) as proxy:
-        with crew.children(1) as [child]:
-            await child.open(proxy.url)
-            await child.robust("warm", TTL)
-            rule = proxy.on(script(load("robust/adopt").sha), HOLD_REPLY if adopted else HOLD)
-            grant = child.robust(NAME, TTL)
-            await asyncio.wait_for(rule.fired.wait(), 5)
-            token = await redis.get(NAME)
-            child.kill()
-            assert not grant.done()
-            async with lock.acquire(timeout=5) as lease:
-                assert lease.abandoned is not None
-                assert lease.abandoned.token.encode() == (token if adopted else left._grant.wire_token)
-                assert lease.progress == {"step": 1}
-            rule.release.set()
-
-
-async def test_a4_stopped_beyond_the_ttl_it_can_not_record_any_more(
-    server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew
-) -> None:
-    lock, gate = AsyncRobustLock(sync, NAME), FenceGate(sync, NAME)
-    with crew.children(1) as [child]:
-        await child.open(server.url)
-        late = await child.robust(NAME, TTL)
+    async def stopped(child: Child) -> None:
+        lock, gate = AsyncRobustLock(sync, "stopped"), FenceGate(sync, "stopped")
+        late = await child.robust("stopped", TTL)
         await child.record({"by": "first"})
         await gate.accept(late.fence)
         child.stop()
-        async with lock as lease:
+        async with lock.acquire(timeout=30) as lease:
             assert lease.abandoned is not None
             assert lease.abandoned.fence == late.fence
             await lease.record({"by": "second"})
@@ -111,7 +78,42 @@ async def test_a4_stopped_beyond_the_ttl_it_can_not_record_any_more(
                 await child.record({"by": "late"})
             with pytest.raises(StaleFence):
                 await gate.accept(late.fence)
-            assert await redis.hget(robust_keys(NAME.encode()).record, "progress") == b'{"by":"second"}'
+            assert await redis.hget(robust_keys(b"stopped").record, "progress") == b'{"by":"second"}'
+
+    with crew.children(3) as (one, two, three):
+        await asyncio.gather(*(child.open(server.url) for child in (one, two, three)))
+        await asyncio.gather(killed_twice(one, two), stopped(three))
+
+
+@pytest.mark.real
+async def test_a3_killed_in_the_middle_of_the_adoption(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew
+) -> None:
+    """Granted, and never heard of: in either order of adoption and death the progress is there."""
+
+    async def killed(child: Child, proxy: FaultProxy, adopted: bool) -> None:
+        name = f"adopted-{adopted}"
+        lock = AsyncRobustLock(sync, name)
+        left = await lock.acquire()
+        await left.record({"step": 1})
+        await redis.delete(name)
+        left._grant.manager.forget(left._grant)
+        await child.open(proxy.url)
+        rule = proxy.on(script(load("robust/adopt").sha), HOLD_REPLY if adopted else HOLD)
+        grant = child.robust(name, TTL)
+        await asyncio.wait_for(rule.fired.wait(), 30)
+        token = await redis.get(name)
+        child.kill()
+        assert not grant.done()
+        async with lock.acquire(timeout=30) as lease:
+            assert lease.abandoned is not None
+            assert lease.abandoned.token.encode() == (token if adopted else left._grant.wire_token)
+            assert lease.progress == {"step": 1}
+        rule.release.set()
+
+    async with FaultProxy(server.unix_socket) as one, FaultProxy(server.unix_socket) as two:
+        with crew.children(2) as children:
+            await asyncio.gather(killed(children[0], one, False), killed(children[1], two, True))
 
 
 # -- the wire ----------------------------------------------------------------------------------------------

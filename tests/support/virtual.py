@@ -540,6 +540,13 @@ class VirtualLoop(IdleLoop):
         return Listener(self, protocol_factory, port or next(self._ports))
 
 
+def stall(seconds: float) -> None:
+    """Block the running loop, which is a virtual one, for so long."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.pass_time(seconds)
+
+
 def _no_tls(options: Mapping[str, object]) -> None:
     if options.get("ssl") or options.get("sock"):
         raise NotImplementedError("neither TLS nor sockets in virtual time: mark the test `real`")

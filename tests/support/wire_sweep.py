@@ -138,7 +138,7 @@ async def extend(w: Wired, arm: Arm) -> int:
     arm(RENEW)
     await lease.extend(20)
     assert lease.remaining() <= 20
-    assert 15_000 < await w.kind.left_ms(w.direct, w.name) <= 20_000
+    assert 15_000 < await w.kind.left_ms(w.direct, w.name) < 20_100  # a key may be a little too young
     return await _let_go(w, lease)
 
 
