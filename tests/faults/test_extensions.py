@@ -56,7 +56,7 @@ async def lost_with_an_extension_under_way(w: Wired, identity: str | None = None
 @kinds
 @modes
 async def test_p5_a_lease_without_a_holder_is_given_back(server: EmbeddedServer, mode: str, kind: Kind) -> None:
-    """Else all others would wait for 30 seconds in vain."""
+    """Else all others would wait for 30 seconds for nothing."""
     async with wired(server, mode, kind=kind, **PATIENT) as w:
         lease = await lost_with_an_extension_under_way(w)
         other = await w.elsewhere().acquire(timeout=5)

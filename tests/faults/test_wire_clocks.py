@@ -23,7 +23,7 @@ from ..support.proxy import CUT_AFTER, DELAY_REPLY, HOLD_REPLY, PASS, Action, Pa
 from ..support.wired import ACQUIRE, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-LATE = 1.0
+LATE = 0.2
 TTL = 5.0
 AHEAD = 15_000_000
 kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
