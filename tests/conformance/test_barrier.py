@@ -227,7 +227,6 @@ asyncio.run(main())
 
 
 @pytest.mark.ci
-@pytest.mark.timing
 @pytest.mark.parametrize(("way", "engine"), [("link", "auto"), ("polling", "auto"), ("cluster", "lua")], indirect=True)
 async def test_a_party_that_was_killed_breaks_it(
     server: EmbeddedServer, sync: Coordinator, other: Coordinator, engine: Any
@@ -249,7 +248,6 @@ async def test_a_party_that_was_killed_breaks_it(
 
 
 @pytest.mark.ci
-@pytest.mark.timing
 @pytest.mark.parametrize(("way", "engine"), [("link", "auto")], indirect=True)
 async def test_the_others_learn_of_it_within_its_ttl(server: EmbeddedServer, sync: Coordinator, engine: Any) -> None:
     """And 0.2 seconds, without those for which the event loop stood still."""
@@ -271,7 +269,6 @@ async def test_the_others_learn_of_it_within_its_ttl(server: EmbeddedServer, syn
 
 
 @pytest.mark.ci
-@pytest.mark.timing
 @pytest.mark.parametrize(("way", "engine"), [("link", "auto"), ("polling", "lua")], indirect=True)
 async def test_parties_that_live_wait_for_longer_than_their_ttl(
     sync: Coordinator, other: Coordinator, engine: Any

@@ -198,6 +198,7 @@ async def finish(arena: Arena) -> None:
     await arena.check_free()
 
 
+@pytest.mark.real
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="there redis-py swallows no cancellation")
 @pytest.mark.parametrize("push", ["never", "always"])
 async def test_a10_a_cancellation_that_redis_py_swallows_while_it_connects_is_heeded(push: Any) -> None:

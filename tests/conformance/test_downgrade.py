@@ -95,7 +95,6 @@ async def test_p6_an_identity_is_released_by_the_other_side(sync: Coordinator, w
 
 
 @pytest.mark.parametrize("how", ["no answer", "cancelled"])
-@pytest.mark.timing
 async def test_p5_a_downgrade_without_an_answer_is_made_good(how: str, share: bool) -> None:
     """Its renewals as a reader do not keep a writer's permit on the server: other readers get in."""
     with EmbeddedServer() as server:
@@ -125,7 +124,6 @@ async def test_p5_a_downgrade_without_an_answer_is_made_good(how: str, share: bo
             await lease.release()
 
 
-@pytest.mark.timing
 async def test_p1_a_downgrade_without_an_answer_does_not_meet_a_later_writer_of_its_name(redis: Redis) -> None:
     """P1: an identity that was granted the writer's again, elsewhere, is not made a reader by what is sent late."""
     with EmbeddedServer() as server:

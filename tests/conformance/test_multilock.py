@@ -70,6 +70,7 @@ async def test_p1_none_if_one_is_taken(
     assert await all_free(lock)
 
 
+@pytest.mark.real
 async def test_p9_one_round_trip(lock: AsyncMultiLock, names: tuple[str, ...], redis: Redis) -> None:
     """Free locks: one script of one slot, else one each, in one write; the releases leave in one write, too."""
     await (await lock.acquire()).release()
@@ -256,7 +257,7 @@ async def test_extended_as_a_whole(lock: AsyncMultiLock, redis: Redis, names: tu
         await lease.extend(60)
         assert 50 < lease.remaining() <= 60
         for name in names:
-            assert 55_000 < await redis.pttl(name) <= 60_000
+            assert 55_000 < await redis.pttl(name) < 61_000
 
 
 async def test_it_is_not_reentrant(lock: AsyncMultiLock, sync: Coordinator, names: tuple[str, ...]) -> None:

@@ -106,7 +106,6 @@ async def three(
 @ends
 @pytest.mark.parametrize("order", ["before the grant", "after the grant"])
 @only_link
-@pytest.mark.timing
 async def test_p5_b2_grant_and_end_in_the_same_turn(
     kind: Kind,
     sync: Coordinator,
@@ -151,7 +150,6 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
 
 
 @ends
-@pytest.mark.timing
 async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
     kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
@@ -180,7 +178,6 @@ async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
 
 
 @ends
-@pytest.mark.timing
 async def test_p5_b2_end_while_it_asks_again(
     kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
@@ -200,7 +197,6 @@ async def test_p5_b2_end_while_it_asks_again(
 
 @ends
 @only_link
-@pytest.mark.timing
 async def test_p5_b2_end_while_the_connection_is_down(
     kind: Kind, server: EmbeddedServer, other: Coordinator, last: Coordinator, redis: Redis, how: Ends, way: str
 ) -> None:
@@ -234,7 +230,6 @@ async def test_p5_b2_end_while_the_connection_is_down(
         await nothing_left(kind, sync, redis)
 
 
-@pytest.mark.timing
 async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: Redis, way: str) -> None:
     """Acquires that are cancelled or time out at random; nothing but the lock protects the counters."""
     rounds = 100 if (OPTIONS.run_ci or OPTIONS.pairs) and way == "link" else 20
@@ -284,7 +279,6 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
 
 @pytest.mark.parametrize("heal", ["poll_cap", "lease"])
 @only_link
-@pytest.mark.timing
 async def test_p3_c7_lost_wake_up_is_healed(
     kind: Kind, client: Redis, redis: Redis, other: Coordinator, monkeypatch: pytest.MonkeyPatch, heal: str
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -71,6 +70,7 @@ def queued(lock: AsyncLock | AsyncReentrantLock, count: int) -> Callable[[], Awa
 # -- the same owner ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.real
 async def test_p1_p9_the_same_task_acquires_again_without_a_command(lock: AsyncReentrantLock, redis: Redis) -> None:
     async with lock as outer:
         before = await scripts_run(redis)
@@ -279,22 +279,16 @@ async def test_extending_any_lease_extends_all(lock: AsyncReentrantLock, redis: 
             assert 50 < outer.remaining() <= 60
         with pytest.raises(NotHeld):
             await inner.extend(60)
-        assert 55_000 < await redis.pttl(NAME) <= 60_000
+        assert 55_000 < await redis.pttl(NAME) < 61_000
 
 
-@pytest.mark.timing
 async def test_p6_leases_of_all_levels_follow_the_renewals(sync: Coordinator) -> None:
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
     async with lock as outer, lock as inner:
-        end = time.monotonic() + 2 * TTL
-        await wait_until(lambda: later(end), FAST, timeout=5)
+        await asyncio.sleep(3 * TTL)
         for lease in (outer, inner):
             lease.check()
             assert lease.remaining() > 0
-
-
-async def later(end: float) -> bool:
-    return time.monotonic() > end
 
 
 # -- leftovers, inputs -------------------------------------------------------------------------------------

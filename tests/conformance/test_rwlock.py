@@ -194,7 +194,6 @@ async def test_p8_fences(rw: AsyncReadWriteLock, redis: Redis, share: bool) -> N
         assert later.fence > reader.fence
 
 
-@pytest.mark.timing
 async def test_a_crashed_reader_costs_the_rest_of_its_lease(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
     """P3: a writer gets it when the lease of a reader that does not renew is over, and not before."""
     reader = await AsyncReadWriteLock(sync, NAME, ttl=0.3, auto_renew=False).read().acquire()

@@ -157,7 +157,6 @@ async def test_p5_cancelled_after_any_number_of_turns(arena: Arena, name: str) -
         number += await cancel_after(number % 4)
 
 
-@pytest.mark.timing
 async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator, way: str) -> None:
     """P1, P5: requests of weights 1 to 5 that are cancelled or time out at random: none leaks a permit."""
     rounds = 60 if way == "link" else 15

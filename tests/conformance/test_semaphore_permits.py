@@ -92,6 +92,7 @@ async def test_p9_get_limit_is_cheap_however_many_wait(sync: Coordinator) -> Non
 
 
 @only_link
+@pytest.mark.real
 async def test_statistics_behind_tombstones(sync: Coordinator, redis: Redis) -> None:
     """P12: requests that were undone leave a mark for a minute. It is nobody's permit, and hides nobody's."""
     sem = semaphore(sync, 2)
@@ -225,7 +226,6 @@ async def test_p5_an_identity_that_waited_twice_and_gave_up_once(sync: Coordinat
 # -- the end of a lease ------------------------------------------------------------------------------------
 
 
-@pytest.mark.timing
 async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: Coordinator) -> None:
     """P6: the waiter has them within 0.2 s of that; the old holder is told, and takes nothing back."""
     sem, theirs = semaphore(sync, 3), semaphore(other, 3)
@@ -248,7 +248,6 @@ async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: 
 
 
 @only_link
-@pytest.mark.timing
 async def test_p3_a_renewal_gives_away_what_is_over(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
     """P3: the waiter was told of half a minute; another client ended a permit since, and the other one is renewed."""
     sem, theirs = semaphore(sync, 2), semaphore(other, 2)
@@ -268,7 +267,6 @@ async def test_p3_a_renewal_gives_away_what_is_over(sync: Coordinator, other: Co
     await capacity(sem, 2)
 
 
-@pytest.mark.timing
 async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator, redis: Redis) -> None:
     """P6: somebody who knows its identity released it; the others' permits are renewed as before."""
     sem = semaphore(sync, 3, ttl=0.5)
@@ -290,7 +288,6 @@ async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator,
 
 @pytest.mark.parametrize("lost", ["state", "permits"])
 @pytest.mark.parametrize("waiters", [0, 3])
-@pytest.mark.timing
 async def test_p6_d2_one_of_its_keys_is_lost(sync: Coordinator, redis: Redis, lost: str, waiters: int) -> None:
     """P6, D2: evicted or deleted: the holders are told, nobody is stuck, and the limit holds again."""
     sem = semaphore(sync, 2, ttl=0.3)
@@ -399,7 +396,6 @@ async def test_p12_all_keys_end_by_themselves(sync: Coordinator, redis: Redis) -
 
 
 @only_link
-@pytest.mark.timing
 async def test_d10_out_of_memory(way: str) -> None:
     """P6, D10: nothing new is granted, and says why. What is held is renewed, released, and handed over."""
     async with (
