@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -87,45 +85,15 @@ def independent_servers() -> Iterator[list[EmbeddedServer]]:
         yield [stack.enter_context(EmbeddedServer(port=0)) for _ in range(2)]
 
 
-@asynccontextmanager
-async def _with_others(sync: Coordinator, servers: Sequence[EmbeddedServer]) -> AsyncIterator[list[Coordinator]]:
-    """``sync`` and a coordinator for each of ``servers``, which are empty."""
-    async with AsyncExitStack() as stack:
-        syncs = [sync]
-        for server in servers:
-            client = await stack.enter_async_context(server.client())
-            await client.flushall()
-            syncs.append(await stack.enter_async_context(Coordinator(client)))
-        yield syncs
-
-
 @pytest_asyncio.fixture
 async def make(
     request: pytest.FixtureRequest, primitive: Primitive, redis: Redis, sync: Coordinator
 ) -> AsyncIterator[Make]:
     """Make the primitive of a test; each call makes another object of the same name."""
-    servers = request.getfixturevalue("independent_servers") if primitive.servers > 1 else []
-    async with _with_others(sync, servers) as syncs:
+    async with AsyncExitStack() as stack:
+        syncs = [sync]
+        for server in request.getfixturevalue("independent_servers") if primitive.servers > 1 else []:
+            client = await stack.enter_async_context(server.client())
+            await client.flushall()
+            syncs.append(await stack.enter_async_context(Coordinator(client)))
         yield lambda **options: primitive.make(syncs, **options)
-
-
-Check = Callable[[Primitive, Make], Coroutine[Any, Any, object]]
-Everywhere = Callable[[Check], Awaitable[None]]
-
-
-@pytest_asyncio.fixture
-async def everywhere(sync: Coordinator, independent_servers: list[EmbeddedServer]) -> AsyncIterator[Everywhere]:
-    """Run a test of all primitives at the same time, each in a task and under a name of its own.
-
-    For what takes a second: it passes once. What failed is told for each primitive.
-    """
-    async with _with_others(sync, independent_servers) as syncs:
-
-        async def run(check: Check) -> None:
-            checks = [check(one, partial(one.make, syncs, name=one.label)) for one in PRIMITIVES]
-            ends = await asyncio.gather(*checks, return_exceptions=True)
-            wrong = {one.label: end for one, end in zip(PRIMITIVES, ends, strict=True) if isinstance(end, Exception)}
-            if wrong:
-                raise ExceptionGroup(f"wrong: {', '.join(wrong)}", list(wrong.values()))
-
-        yield run

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -178,23 +177,6 @@ async def test_the_mark_is_written_when_the_task_is_cancelled_after_the_work(
     assert runs == 1
 
 
-async def test_what_was_not_begun_is_not_marked(server: EmbeddedServer, other: Coordinator) -> None:
-    """A task that is cancelled while it begins has done nothing, so the next call runs."""
-    async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client, exit_timeout=20) as sync:
-
-        async def work() -> str:
-            return "done"
-
-        running = asyncio.create_task(idempotent(sync, "pay", on_crash="raise")(work)())
-        while not await other.client.exists("pay"):
-            await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert await idempotent(other, "pay", on_crash="raise")(work)() == "done"
-    assert proxy.errors == []
-
-
 # -- calls that come while it runs -------------------------------------------------------------------------
 
 
@@ -256,17 +238,6 @@ async def test_many_callers_of_one_key_get_its_result_together(server: EmbeddedS
             assert sum(proxy.commands.values()) - before < 20, "each caller asked the server"
 
 
-async def test_a_small_pool_is_enough_for_many_calls(make_client: MakeClient) -> None:
-    """The marks need no connection of the client's pool."""
-    async with make_client(max_connections=3) as client:
-
-        @idempotent(client, "pay:{number}")
-        async def pay(number: int) -> int:
-            return number
-
-        assert await asyncio.gather(*map(pay, range(200))) == list(range(200))
-
-
 async def test_another_call_takes_over_when_the_first_one_leaves(sync: Coordinator) -> None:
     """By an error, by a cancellation, and by its timeout: each of the others waits for its own time, and one runs."""
     entered, begun = asyncio.Queue[asyncio.Event](), 0
@@ -309,32 +280,6 @@ async def test_a_call_of_the_same_key_inside_its_run_is_told_that_it_waits_for_i
     pay = idempotent(sync, "pay")(work)
     async with asyncio.timeout(20):
         assert await pay() == 1
-
-
-def test_a_bare_client_is_used_in_one_loop_after_the_other(server: EmbeddedServer) -> None:
-    client, runs = Redis.from_url(server.url), list[int]()
-
-    @idempotent(client, "pay")
-    async def pay() -> int:
-        runs.append(1)
-        return len(runs)
-
-    async def use(number: int) -> None:
-        await client.ping()  # the pool has a connection of this loop
-        async with once(client, "job", slot=number) as lease:
-            assert lease is not None
-        async with once(client, "again", slot=number, on_crash="again") as lease:
-            assert lease is not None
-        assert await pay() == 1
-        await client.connection_pool.disconnect()
-
-    async def empty() -> None:
-        async with Redis.from_url(server.url) as redis:
-            await redis.flushall()
-
-    asyncio.run(empty())
-    for number in range(3):
-        asyncio.run(use(number))
 
 
 # -- marks that are found ----------------------------------------------------------------------------------
@@ -420,16 +365,6 @@ async def test_a_mark_of_another_kind_of_job_is_named(sync: Coordinator) -> None
         with pytest.raises(WrongKeyType, match="once"):
             async with once(sync, f"request:{on_crash}", on_crash=on_crash):
                 raise AssertionError("it runs")
-
-
-async def test_nothing_is_logged_for_a_job_that_ends_well(sync: Coordinator, caplog: pytest.LogCaptureFixture) -> None:
-    @idempotent(sync, "job")
-    async def work() -> int:
-        return 1
-
-    with caplog.at_level(logging.INFO):
-        assert await work() == await work() == 1
-    assert not caplog.records
 
 
 # -- the server --------------------------------------------------------------------------------------------

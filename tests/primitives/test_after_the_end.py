@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from redis import Redis as SyncRedis
@@ -20,8 +15,7 @@ from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST
 from ..support.clusters import Nodes
-from ..support.inside import Call, InFlightCounter, hub_module, hub_of, load, lock_keys, now
-from ..support.proxy import FaultProxy
+from ..support.inside import Call, hub_module, hub_of, lock_keys, now
 from ..support.wired import MODES, wired
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -62,61 +56,6 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
         assert sync.connections == 1
 
 
-PROGRAM = """
-import asyncio, sys
-from redis.asyncio import Redis
-from redis_sync_aio import Coordinator, SyncError
-
-async def main():
-    client = Redis(port=int(sys.argv[1]))
-    sync = Coordinator(client, retry_for=3, exit_timeout=15)
-    lease = await sync.lock("end").acquire()
-    async with Redis(port=int(sys.argv[2])) as direct:
-        await direct.set("cut", 1)  # the proxy cuts, and refuses from then on
-    while sync.connection_error is None:
-        await asyncio.sleep(0.001)
-    async def release_at_the_end():
-        try:
-            await asyncio.sleep(60)
-        finally:
-            try:
-                await lease.release()
-            except SyncError as error:
-                print(type(error).__name__)
-    asyncio.create_task(release_at_the_end())
-    await asyncio.sleep(0)
-
-asyncio.run(main())
-print("done")
-"""
-
-
-@pytest.mark.real
-async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: Redis) -> None:
-    """`asyncio.run` cancels the task that connects as well; a release in a clean-up has its answer all the same."""
-    async with FaultProxy((server.host, server.port or 0)) as proxy:
-        command = [sys.executable, "-W", "error", "-c", PROGRAM, str(proxy.port), str(server.port)]
-        root = Path(__file__).parents[2]
-        program = await asyncio.create_subprocess_exec(
-            *command, cwd=root, env={**os.environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        try:
-
-            async def is_to_be_cut() -> bool:
-                return await redis.exists("cut") > 0 or program.returncode is not None
-
-            await wait_until(is_to_be_cut, FAST, timeout=60)
-            proxy.refuse = True
-            await proxy.cut()
-            out, err = await asyncio.wait_for(program.communicate(), 60)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                program.kill()
-        # A machine that is busy may let the outage last for the second after which it is logged.
-        unexpected = [line for line in err.decode().splitlines() if "has had no connection to" not in line]
-        assert (out.decode().split(), unexpected) == (["Unreachable", "done"], [])
-
-
 def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:
     """`asyncio.run` cancels it, too, while it waits for what is in flight."""
 
@@ -139,23 +78,6 @@ def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> Non
         while len(client.client_list()) > 1:  # the server may hear late of those that were closed
             assert now() < until
             time.sleep(0.01)
-
-
-async def test_two_wait_until_nothing_is_under_way() -> None:
-    """A client and a coordinator that are closed at the same time; what ends twice counts once."""
-    sent = InFlightCounter()
-    calls = [Call(now(), now(), sent.finished).of(lock_keys(b"a"), load("lock/release")) for _ in range(2)]
-    for call in calls:
-        sent.started(call)
-    both = [asyncio.create_task(sent.drained(10)) for _ in range(2)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    sent.finished(calls[0])
-    sent.finished(calls[0])
-    await asyncio.sleep(0)
-    assert not any(task.done() for task in both)
-    calls[1].answer(1)
-    await asyncio.wait_for(asyncio.gather(*both), 15)
 
 
 async def test_what_is_only_asked_is_no_idleness(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,8 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -21,82 +19,85 @@ import pytest_asyncio
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncMultiLock,
-    AsyncRedlock,
-    AsyncRobustLock,
-    Coordinator,
-    transaction,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncSemaphore, Coordinator, transaction, wait_until
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.types import Transaction
+from redis_sync_aio.types import Push, Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from ..support.primitives import MAKERS, Maker
+from .conftest import ALONE, Primitive
 
 Acquiring = Coroutine[Any, Any, Any]
+Process = list[Coordinator]
 
 
-@dataclass
-class Side:
-    """A process: what it acquires, and whether it gets that without waiting."""
+class Compatible:
+    """A lock with redis-py's interface: the object has what it acquires."""
 
-    acquire: Callable[[], Acquiring]
-    try_acquire: Callable[[], Awaitable[Any]]
-    release: Callable[[Any], Awaitable[None]]
+    def __init__(self, syncs: Sequence[Coordinator]) -> None:
+        self._lock = Lock(syncs[0].client, "it", timeout=30)
 
+    def acquire(self) -> Any:
+        return self._lock.acquire()
 
-Make = Callable[[Coordinator], Side]
+    async def try_acquire(self) -> object:
+        return await self._lock.acquire(blocking=False) or None
 
-
-def side(primitive: Any) -> Side:
-    return Side(primitive.acquire, primitive.try_acquire, lambda lease: lease.release())
-
-
-def compat(sync: Coordinator) -> Side:
-    """As a lock of redis-py's: possession is on the object."""
-    lock = Lock(sync.client, "n", timeout=30)
-
-    async def try_acquire() -> object:
-        return await lock.acquire(blocking=False) or None
-
-    return Side(lock.acquire, try_acquire, lambda _: lock.release())
+    async def release(self) -> None:
+        await self._lock.release()
 
 
-def side_of(make: Maker, sync: Coordinator) -> Side:
-    return side(make(sync, "n"))
+EACH = (
+    *ALONE,
+    Primitive("semaphore", lambda syncs: AsyncSemaphore(syncs[0], "it", limit=1)),
+    Primitive("semaphore with WATCH", lambda syncs: AsyncSemaphore(syncs[0], "it", limit=1, engine="watch")),
+    Primitive("shared semaphore", lambda syncs: AsyncSemaphore(syncs[0], "it", limit=1, share=True)),
+    Primitive("redis-py's lock", Compatible),
+)
 
 
-MAKES: dict[str, Make] = {
-    **{label: partial(side_of, make) for label, make in MAKERS.items() if label not in ("reader", "redlock")},
-    "multi-lock of several slots": lambda sync: side(AsyncMultiLock(sync, ["a", "b", "c"])),
-    "redis-py's lock": compat,
-}
-each = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest_asyncio.fixture(params=["auto", "never"])
+async def processes(
+    request: pytest.FixtureRequest, make_client: MakeClient, redis: Redis, independent_servers: list[EmbeddedServer]
+) -> AsyncIterator[list[Process]]:
+    """Two, each with coordinators for three servers. One of them is notified, or polls."""
+    async with AsyncExitStack() as stack:
+
+        async def process(push: Push) -> Process:
+            clients = [make_client()]
+            clients += [await stack.enter_async_context(server.client()) for server in independent_servers]
+            return [await stack.enter_async_context(Coordinator(client, push=push)) for client in clients]
+
+        found = [await process(request.param), await process("auto")]
+        for sync in found[0][1:]:
+            client: Any = sync.client
+            await client.flushall()
+        yield found
 
 
 def step(acquiring: Acquiring) -> asyncio.Future[Any] | None:
-    """Let it run until it waits; return what for. Raises StopIteration, with its result, when it is over."""
+    """Let it run until it waits; return what for. Raises StopIteration, with its result, when it has ended."""
     future: Any = acquiring.send(None)
     if future is not None:
         future._asyncio_future_blocking = False  # as a task does that takes it
     return future  # type: ignore[no-any-return]
 
 
-async def over(future: asyncio.Future[Any] | None) -> None:
-    """Wait until what it waits for is there."""
+async def answered(future: asyncio.Future[Any] | None) -> bool:
+    """Wait for the answer of a server; return False if it waits for a holder instead."""
     if future is None:
         await asyncio.sleep(0)
-    else:
-        async with asyncio.timeout(5):
-            await asyncio.wait([future])
+        return True
+    done, _ = await asyncio.wait([future], timeout=0.2)
+    return bool(done)
 
 
-async def check_free(there: Side) -> None:
+async def release(primitive: Any, got: Any) -> None:
+    await (primitive if got is True else got).release()
+
+
+async def check_free(there: Any) -> None:
     """Nobody holds it, and nobody is in the queue: else another process would not get it without waiting."""
     got: list[Any] = []
 
@@ -105,86 +106,64 @@ async def check_free(there: Side) -> None:
         return got[-1] is not None
 
     await wait_until(free, FAST, timeout=5)
-    await there.release(got[-1])
+    await release(there, got[-1])
 
 
-@each
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_closed_at_any_step(redis: Redis, make_client: MakeClient, make: Make, push: Any) -> None:
-    """Uncontended: before the answer is there, and when it is and the coroutine has not run since."""
-    async with Coordinator(make_client(), push=push) as sync, Coordinator(redis) as other:
-        here, there = make(sync), make(other)
-        for steps in range(6):
-            for answered in (False, True):
-                acquiring = here.acquire()
-                try:
-                    future = step(acquiring)
-                    for _ in range(steps):
-                        await over(future)
-                        future = step(acquiring)
-                    if answered:
-                        await over(future)
-                except StopIteration as end:
-                    await here.release(end.value)
-                acquiring.close()
-                await check_free(there)
-
-
-@each
-@pytest.mark.parametrize("granted", [False, True])
-async def test_closed_while_it_waits(redis: Redis, make_client: MakeClient, make: Make, granted: bool) -> None:
-    """In the queue, and when it was handed over and the coroutine has not run since."""
-    async with Coordinator(redis) as sync, Coordinator(make_client()) as other:
-        here, there = make(sync), make(other)
-        held = await there.try_acquire()
+@pytest.mark.parametrize("primitive", EACH, ids=str)
+@pytest.mark.parametrize("at", ["its question", "its answer", "its place", "its grant"])
+async def test_closed_at_any_step(processes: list[Process], primitive: Primitive, at: str) -> None:
+    """Before an answer is there, and when it is and the coroutine has not run since; the same of a hand-over."""
+    here, there = (primitive.make(process) for process in processes)
+    for steps in range(7):
+        held = await there.try_acquire() if at in ("its place", "its grant") else None
         acquiring = here.acquire()
-        future = step(acquiring)
-        for _ in range(4):  # it tries, and then waits
-            if future is not None and not await answered_soon(future):
-                break
-            await over(future)
+        try:
             future = step(acquiring)
-        if granted:
-            await there.release(held)
-            await over(future)
-            acquiring.close()
-        else:
-            acquiring.close()
-            await there.release(held)
+            for _ in range(steps):
+                if not await answered(future):
+                    break
+                future = step(acquiring)
+            if at == "its answer":
+                await answered(future)
+            if at == "its grant":
+                await release(there, held)
+                await answered(future)
+                held = None
+        except StopIteration as end:
+            await release(here, end.value)
+        acquiring.close()
+        if held is not None:
+            await release(there, held)
         await check_free(there)
 
 
-async def answered_soon(future: asyncio.Future[Any]) -> bool:
-    """Return whether it is the answer of the server, not that of a holder."""
-    done, _ = await asyncio.wait([future], timeout=0.2)
-    return bool(done)
-
-
 async def test_collected_while_it_waits(sync: Coordinator, other: Coordinator) -> None:
-    """Nobody has it any more: the garbage collector closes it, here or in another thread."""
+    """The garbage collector closes it, here or in another thread."""
     here, there = AsyncLock(sync, "n"), AsyncLock(other, "n")
     for elsewhere in (False, True):
         held = await there.acquire()
         acquiring = [here.acquire()]
         step(acquiring[0])
         await wait_until(waits(there), FAST, timeout=5)
-        if elsewhere:
-            thread = threading.Thread(target=acquiring.clear)
-            thread.start()
-            thread.join()
-        else:
-            acquiring.clear()
+        clear(acquiring, elsewhere)
         await held.release()
-        await check_free(side(there))
+        await check_free(there)
 
 
-TRANSACTIONS: dict[str, dict[str, Any]] = {"plain": {}, "with a marker": {"exactly_once": True}}
+def clear(running: list[Any], elsewhere: bool) -> None:
+    """Drop the last references, here or in another thread."""
+    if elsewhere:
+        thread = threading.Thread(target=running.clear)
+        thread.start()
+        thread.join()
+    else:
+        running.clear()
 
 
 # In another thread, redis-py misses its event loop.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("options", TRANSACTIONS.values(), ids=TRANSACTIONS)
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["closed", "collected in another thread"])
+@pytest.mark.parametrize("options", [{}, {"exactly_once": True}], ids=["plain", "with a marker"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another thread"])
 async def test_a_transaction_at_any_step(make_client: MakeClient, options: dict[str, Any], elsewhere: bool) -> None:
     """While it connects, reads, and executes: its connection, the only one of the pool, goes back."""
     steps = 0
@@ -200,18 +179,13 @@ async def test_a_transaction_at_any_step(make_client: MakeClient, options: dict[
         try:
             future = step(running[0])
             for _ in range(steps):
-                await over(future)
+                assert await answered(future)
                 future = step(running[0])
             steps += 1
         except StopIteration:
             assert steps >= 4  # it connects, reads, executes, and gives back
             return
-        if elsewhere:
-            thread = threading.Thread(target=running.clear)
-            thread.start()
-            thread.join()
-        else:
-            running.pop().close()
+        clear(running, elsewhere)
 
         async def usable(client: Any = client) -> bool:
             try:
@@ -220,24 +194,6 @@ async def test_a_transaction_at_any_step(make_client: MakeClient, options: dict[
                 return False
 
         await wait_until(usable, FAST, timeout=5)
-
-
-async def test_what_ends_after_that_is_no_unretrieved_error(
-    sync: Coordinator, other: Coordinator, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A release, and the adoption of a robust lock's record, go on; nobody is there to hear of their errors."""
-    here, robust = AsyncLock(sync, "n"), AsyncRobustLock(sync, "r")
-    lease = await here.acquire()
-    assert await AsyncLock(other, "n").force_release()
-    acquiring = robust.acquire()
-    await over(step(acquiring))
-    for closed in (acquiring, lease.release()):
-        step(closed)
-        closed.close()
-    await check_free(side(AsyncRobustLock(other, "r")))
-    assert lease.lost
-    gc.collect()
-    assert "never retrieved" not in caplog.text
 
 
 # Of transports and connections whose loop nobody ended.
@@ -270,44 +226,3 @@ def test_collected_after_its_loop(server: EmbeddedServer, monkeypatch: pytest.Mo
 
     asyncio.run(end())
     gc.collect()  # here, and not in a test to come: that loop's transport says that nobody closed it
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[list[EmbeddedServer]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(EmbeddedServer()) for _ in range(3)]
-
-
-@pytest_asyncio.fixture
-async def redlocks(three: list[EmbeddedServer]) -> AsyncIterator[list[AsyncRedlock]]:
-    """One lock on three servers, as two processes have it."""
-    async with AsyncExitStack() as stack:
-        made = []
-        for _ in range(2):
-            clients = [await stack.enter_async_context(Redis.from_url(server.url)) for server in three]
-            made.append(
-                AsyncRedlock([await stack.enter_async_context(Coordinator(client)) for client in clients], "everywhere")
-            )
-        yield made
-
-
-async def test_a_redlock_that_is_closed_at_any_step(redlocks: list[AsyncRedlock]) -> None:
-    """Free, and held by another one."""
-    here, there = redlocks
-    for held in (False, True):
-        for steps in range(8):
-            lease = await there.acquire() if held else None
-            acquiring = here.acquire()
-            try:
-                future = step(acquiring)
-                for _ in range(steps):
-                    if future is not None and not await answered_soon(future):
-                        break
-                    await over(future)
-                    future = step(acquiring)
-            except StopIteration as end:
-                await end.value.release()
-            acquiring.close()
-            if lease is not None:
-                await lease.release()
-            await check_free(side(there))

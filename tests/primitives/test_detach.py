@@ -85,14 +85,6 @@ async def test_one_process_acquires_and_another_releases(sync: Coordinator, othe
     await following.release()
 
 
-async def test_the_ttl_is_that_of_the_detachment(sync: Coordinator, redis: Redis) -> None:
-    for given, at_most in ((None, 60_000), (25, 25_000)):
-        lease = await sync.lock("d", ttl=60).acquire()
-        token = await lease.detach(given)
-        assert at_most - 20_000 < await redis.pttl("d") < at_most + 1000
-        await (await sync.lock("d").attach(token)).release()
-
-
 async def test_a_detached_lease_does_not_outlast_its_max_hold(sync: Coordinator, redis: Redis) -> None:
     """A longer ttl is refused, and the lease stays; without a ttl it lasts for what is left."""
     for lock in (
@@ -215,12 +207,6 @@ async def test_it_survives_the_process_that_detached_it(
         assert await redis.exists("d") == 1
 
 
-async def test_a_closed_coordinator_keeps_what_was_detached(make_client: MakeClient, sync: Coordinator) -> None:
-    async with Coordinator(make_client()) as first:
-        token = await (await first.lock("d").acquire()).detach()
-    await (await sync.lock("d").attach(token)).release()
-
-
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_cancelled_attach_is_undone(sync: Coordinator, other: Coordinator, make: Make, turns: int) -> None:
     """The token is good again, whether the server had answered or not."""
@@ -251,37 +237,6 @@ async def test_a_cancelled_attach_is_undone(sync: Coordinator, other: Coordinato
     await wait_until(attached, FAST, timeout=20)
     await found[0].release()
     assert await make(sync).try_acquire() is not None
-
-
-async def test_a_cancelled_attach_that_was_granted_is_undone(sync: Coordinator, other: Coordinator) -> None:
-    """The grant is here, and the task is cancelled before it runs."""
-    token = await (await sync.lock("d").acquire()).detach()
-    attaching = asyncio.create_task(other.lock("d").attach(token))
-
-    async def taken() -> bool:
-        if (await sync.client.get("d")) != first:
-            attaching.cancel()
-            return True
-        return attaching.done()
-
-    first = await sync.client.get("d")
-    await wait_until(taken, FAST, timeout=20)
-    if not attaching.cancelled():
-        try:
-            token = await (await attaching).detach()
-        except asyncio.CancelledError:
-            pass
-    found: list[Lease] = []
-
-    async def attached() -> bool:
-        try:
-            found.append(await sync.lock("d").attach(token))
-        except NotHeld:
-            return False
-        return True
-
-    await wait_until(attached, FAST, timeout=20)
-    await found[0].release()
 
 
 async def test_each_request_has_one_end(make_client: MakeClient) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import sys
 import time
 import warnings
@@ -348,18 +347,6 @@ async def test_a_body_whose_lease_another_task_releases_has_lost_it(sync: Coordi
         await task
     assert told.names == ["Requested", "Granted", "Lost"]
     assert told.one(Lost).reason == "released"
-
-
-async def test_the_line_of_a_loss_names_the_request(
-    sync: Coordinator, redis: Redis, told: Told, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "redis_sync_aio"), pytest.raises(LeaseLost):  # noqa: PT012
-        async with sync.lock("gone", ttl=0.9):
-            await redis.delete("gone")
-            await asyncio.sleep(60)
-    lines: list[Any] = [record for record in caplog.records if getattr(record, "event", "") == "lease_lost"]
-    assert [line.request for line in lines] == [told.one(Lost).request]
-    assert [line.reason for line in lines] == [told.one(Lost).reason]
 
 
 # -- what is one request -----------------------------------------------------------------------------------

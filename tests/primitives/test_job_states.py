@@ -214,11 +214,6 @@ async def test_a_pattern_finds_marks_of_names_that_are_forgotten_otherwise(sync:
     assert [it.name for it in await inspect(sync, "pay:*", idle=True)] == ["pay:a:b"]
 
 
-async def test_a_mark_of_another_program_is_no_state(sync: Coordinator, redis: Redis) -> None:
-    await redis.set("{nightly}:mark", "not ours")
-    assert await view(sync, "nightly") == MarkView(None, None)
-
-
 async def test_a_run_that_is_forgotten_is_remembered_when_it_ends(sync: Coordinator, other: Coordinator) -> None:
     """It goes on, and nobody runs next to it."""
     async with once(sync, "nightly", slot="2026-01-02", on_crash="skip") as lease:
@@ -229,19 +224,6 @@ async def test_a_run_that_is_forgotten_is_remembered_when_it_ends(sync: Coordina
     done = await view(other, "nightly:2026-01-02")
     assert done is not None
     assert done.state == "done"
-
-
-async def test_a_request_whose_run_raised_is_not_remembered(sync: Coordinator) -> None:
-    """The next call runs, so there is nothing to see or to forget."""
-
-    @idempotent(sync, "pay", on_crash="raise")
-    async def pay() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await pay()
-    assert await view(sync, "pay") is None
-    assert not await sync.forget("pay")
 
 
 @pytest.mark.parametrize(("name", "slot"), [("", ""), (None, ""), (b"nightly", ""), ("nightly", None)])

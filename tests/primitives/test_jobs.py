@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, idempotent, once, once_per, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import FingerprintMismatch, RunInterrupted
 from redis_sync_aio.jobs import OnCrash
 
 from ..conftest import MakeClient
@@ -44,19 +43,6 @@ async def run_slots(sync: Coordinator, on_crash: OnCrash, first: str) -> dict[st
     return {}
 
 
-async def pay_often(sync: Coordinator, calls: str) -> dict[str, object]:
-    """Call the same again and again, all at the same time; the first run of all is killed."""
-    client: Any = sync.client
-
-    @idempotent(sync, "payment:{request}", fingerprint="{amount}", ttl=5)
-    async def pay(request: str, amount: int) -> dict[str, int]:
-        if await client.incr("began") == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"payment": await client.incr("paid"), "amount": amount}
-
-    return {"results": await asyncio.gather(*(pay("one", 5) for _ in range(int(calls))))}
-
-
 async def all_run(crew: list[Child], server: EmbeddedServer, job: str, *words: object) -> list[Answer]:
     """Let all children do ``job``, and return the answers of those that live."""
     for child in crew:
@@ -78,20 +64,6 @@ async def test_each_slot_runs_once_over_processes(redis: Redis, server: Embedded
         found = [int(await redis.get(f"{what}:{slot}") or b"0") for what in ("began", "ended")]
         expected = [1, 1] if slot != CRASHES else [1, 0] if on_crash == "skip" else [2, 1]
         assert found == expected, slot
-
-
-@pytest.mark.ci
-@pytest.mark.real
-async def test_a_hundred_equal_requests_are_executed_once(redis: Redis, server: EmbeddedServer) -> None:
-    """All that live get the result of the one execution; the first one was killed before it did anything."""
-    with Crew() as crew, crew.children(4) as children:
-        for child in children:
-            await child.open(server.url, claim=None)
-        answers = [child.run(f"{__name__}:pay_often", 25) for child in children]
-        found = await asyncio.gather(*answers, return_exceptions=True)
-    results = [result for one in found if isinstance(one, Answer) for result in one["results"]]
-    assert results == [{"payment": 1, "amount": 5}] * 75
-    assert [int(await redis.get(what) or b"0") for what in ("began", "paid")] == [2, 1]
 
 
 # -- once --------------------------------------------------------------------------------------------------
@@ -253,17 +225,6 @@ async def test_a_codec_of_ones_own(sync: Coordinator) -> None:
     assert await date() == await date() == datetime(2026, 1, 2, tzinfo=UTC)
 
 
-async def test_another_request_with_the_same_key_is_refused(sync: Coordinator) -> None:
-    @idempotent(sync, "pay:{request}", fingerprint="{amount}")
-    async def pay(request: str, amount: int) -> int:
-        return amount
-
-    assert await pay("a", 5) == await pay("a", 5) == 5
-    with pytest.raises(FingerprintMismatch) as refused:
-        await pay("a", 6)
-    assert refused.value.name == "pay:a"
-
-
 @pytest.mark.parametrize("timeout", [0, 0.01, timedelta(milliseconds=10)])
 async def test_a_call_that_does_not_wait(sync: Coordinator, timeout: Any) -> None:
     """It raises while another one runs, and gets the result once there is one, also while its lock is taken."""
@@ -299,27 +260,6 @@ async def test_a_call_that_raises_keeps_nothing(sync: Coordinator, on_crash: Any
     with pytest.raises(ZeroDivisionError):
         await fails()
     assert await fails() == await fails() == 2
-
-
-async def test_a_run_that_was_interrupted_is_not_repeated_if_so_asked(sync: Coordinator) -> None:
-    """Nobody knows what it did. A call with another fingerprint is refused for that."""
-    entered = asyncio.Event()
-
-    @idempotent(sync, "transfer", on_crash="raise", fingerprint="{amount}")
-    async def transfer(amount: int) -> None:
-        entered.set()
-        await asyncio.Event().wait()
-
-    running = asyncio.create_task(transfer(1))
-    await entered.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    with pytest.raises(RunInterrupted) as refused:
-        await transfer(1)
-    assert refused.value.name == "transfer"
-    with pytest.raises(FingerprintMismatch):
-        await transfer(2)
 
 
 async def two() -> int:
@@ -358,9 +298,3 @@ async def test_bad_arguments_of_idempotent(sync: Coordinator) -> None:
     for key, fingerprint in (("{day}", None), ("{item}", "{day}")):
         with pytest.raises(ValueError, match="day"):
             idempotent(sync, key, fingerprint=fingerprint)(function)
-
-
-async def test_the_mark_is_under_the_prefix_of_the_coordinator(redis: Redis) -> None:
-    async with Coordinator(redis, prefix="app1:") as sync:
-        assert await enters(sync)
-    assert {key async for key in redis.scan_iter("*:mark")} == {b"app1:{job:s}::mark"}

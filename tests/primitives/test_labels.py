@@ -91,10 +91,6 @@ async def test_the_label_of_a_coordinator_is_that_of_all_that_it_acquires(
             assert (lease.label, holder.label) == (LABEL, LABEL)
 
 
-async def test_a_process_is_called_by_host_and_number_unless_it_says_otherwise(sync: Coordinator) -> None:
-    assert sync.label == HERE
-
-
 @pytest.mark.parametrize("label", ODD)
 async def test_waiters_have_labels_of_any_text(sync: Coordinator, other: Coordinator, redis: Redis, label: str) -> None:
     async with sync.lock("x"):
@@ -103,19 +99,6 @@ async def test_waiters_have_labels_of_any_text(sync: Coordinator, other: Coordin
         assert (waiter.label, f"{waiter.host}:{waiter.pid}") == (label, HERE)
     lease = await task
     assert lease.label == label
-    await lease.release()
-
-
-async def test_a_label_shares_nothing(sync: Coordinator, other: Coordinator) -> None:
-    """As opposed to an identity."""
-    async with sync.lock("x").acquire(label=LABEL):
-        assert await other.lock("x").try_acquire(label=LABEL) is None
-
-
-async def test_an_identity_is_what_others_see(sync: Coordinator, redis: Redis) -> None:
-    lease = await sync.lock("x").acquire(identity="worker-7", label=LABEL)
-    (holder,) = (await view(redis)).holders
-    assert (lease.label, holder.label, holder.identity) == ("worker-7", "worker-7", "worker-7")
     await lease.release()
 
 
@@ -253,9 +236,3 @@ async def test_what_is_no_label_is_refused_at_the_call(
     for call in (make(sync).acquire, make(sync).try_acquire):
         with pytest.raises(error, match="label"):
             call(label=label)
-
-
-@pytest.mark.parametrize(("label", "error"), BAD, ids=["empty", "bytes", "number", "long"])
-async def test_what_is_no_label_of_a_coordinator_is_refused(redis: Redis, label: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="label"):
-        Coordinator(redis, label=label)

@@ -93,21 +93,6 @@ async def test_the_next_waiter_hears_that_a_lease_was_made_shorter(
         await taken.release()
 
 
-async def test_of_permits_the_next_hears_when_the_first_of_them_ends(
-    sync: Coordinator, make_client: MakeClient
-) -> None:
-    """The first waiter needs both: it looks again after each of them has ended."""
-    async with tuned(make_client(), poll_cap=NEVER) as other:
-        mine = AsyncSemaphore(sync, NAME, limit=2, auto_renew=False)
-        one, two = await mine.acquire(), await mine.acquire()
-        waiter = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(weight=2))
-        await waiting(mine)
-        await one.extend(0.2)
-        await two.extend(0.3)
-        taken = await asyncio.wait_for(waiter, SOON)
-        await taken.release()
-
-
 @pytest.mark.parametrize("shorten", ["extend", "reacquire"])
 async def test_a_stock_like_lock_that_is_made_shorter_wakes_its_waiters(
     redis: Redis, make_client: MakeClient, shorten: str
@@ -319,15 +304,6 @@ async def test_a_blocking_timeout_ends_with_a_last_look(
     await redis.delete(NAME)
     assert await asyncio.wait_for(waiter, SOON)
     await lock.release()
-
-
-async def test_a_wait_that_is_over_stays_over_after_its_last_look(redis: Redis, make_client: MakeClient) -> None:
-    """The key is still there: AcquireTimeout, and nothing is left in the queue."""
-    async with tuned(make_client(), poll=SELDOM, poll_cap=NEVER) as sync:
-        await redis.set(NAME, "foreign", px=60_000)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(AsyncLock(sync, NAME).acquire(timeout=0.1), SOON)
-        await waiting(AsyncLock(sync, NAME), 0)
 
 
 # -- clients that poll for the key ---------------------------------------------------------------------------

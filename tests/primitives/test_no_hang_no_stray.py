@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -26,7 +25,6 @@ from redis_sync_aio import (
     LeaseLost,
     SyncError,
     Unreachable,
-    synchronized,
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
@@ -117,32 +115,6 @@ async def test_a_multi_lock_names_the_lock_that_is_held(redis: Redis, make_clien
     await others.aclose()
 
 
-async def test_behind_a_holder_the_free_ones_of_one_slot_are_taken_by_one_script(
-    server: EmbeddedServer, redis: Redis
-) -> None:
-    """Three round trips, however many there are: all, the free ones before the one that is held, and the queue."""
-    async with (
-        FaultProxy(upstream=server.unix_socket) as proxy,
-        Redis.from_url(proxy.url) as client,
-        Coordinator(client) as sync,
-    ):
-        names = [f"{{t}}:{number}" for number in range(10)]
-        lock = AsyncMultiLock(sync, names)
-        await (await lock.acquire()).release()
-        last = AsyncLock(redis, names[-1])
-        held = await last.acquire()
-        before = proxy.commands["EVALSHA"]
-        waiting = asyncio.create_task(lock.acquire())
-        async with asyncio.timeout(5):
-            while not (await last.statistics()).waiting:
-                await asyncio.sleep(0.01)
-        assert proxy.commands["EVALSHA"] - before == 3
-        await held.release()
-        lease = await asyncio.wait_for(waiting, 5)
-        assert list(lease.fences) == sorted(names)
-        await lease.release()
-
-
 # -- resize --------------------------------------------------------------------------------------------------
 
 
@@ -191,35 +163,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
         await after.release()
 
 
-async def test_what_json_can_not_say_is_named(redis: Redis) -> None:
-    async with AsyncRobustLock(redis, "job") as lease:
-        for bad in ({"at": object()}, {"share": math.nan}):
-            with pytest.raises((TypeError, ValueError), match="progress cannot be recorded"):
-                await lease.record(bad)
-        await lease.clear_record()
-
-
 # -- names of arguments --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["{}", "user:{0}", "user:{0.id}"])
-async def test_a_field_without_the_name_of_an_argument_is_told(redis: Redis, name: str) -> None:
-    with pytest.raises(ValueError, match="without the name of an argument"):
-        synchronized(redis, name)
-
-
-async def test_an_object_that_is_called_as_a_coroutine_function_can_be_synchronized(redis: Redis) -> None:
-    class Charge:
-        async def __call__(self, user: int) -> int:
-            return user + 1
-
-    charge = synchronized(redis, "user:{user}", timeout=5)(Charge())
-    assert await charge(4) == 5
-
-
-async def test_a_time_of_the_drop_in_is_called_as_there(redis: Redis) -> None:
-    with pytest.raises(ValueError, match="timeout must be"):
-        Lock(redis, "name", timeout=0.001)
 
 
 # -- P7 ------------------------------------------------------------------------------------------------------

@@ -539,11 +539,6 @@ async def test_p6_a_server_that_forgot_or_came_back_holds_it_again(one: Process,
     await nothing_left(nodes)
 
 
-async def test_a_server_that_failed_at_first_joins(one: Process, nodes: list[Node]) -> None:
-    await (await joined_by_two(one, nodes)).release()
-    await nothing_left(nodes)
-
-
 async def test_p1_what_ends_before_it_is_had_is_not_had(
     one: Process, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -760,32 +755,7 @@ async def test_a_grant_that_no_lease_uses_is_not_reported_as_lost(
     await nothing_left(nodes)
 
 
-async def test_p8_two_contend_while_a_clock_is_an_hour_ahead(one: Process, two: Process, nodes: list[Node]) -> None:
-    """Fences rise, and nobody is refused because others hold it on the servers that would agree."""
-    await put_ahead(nodes[0], 3600)
-    fences: list[int] = []
-
-    async def work(process: Process) -> None:
-        for _ in range(8):
-            async with redlock(process).acquire(timeout=20) as lease:
-                fences.append(lease.fence)
-
-    await asyncio.gather(work(one), work(two))
-    assert len(fences) == 16
-    assert fences == sorted(set(fences))
-
-
 # -- release and extension without answers ----------------------------------------------------------------
-
-
-async def test_p5_a_release_that_a_minority_does_not_answer(one: Process, two: Process, nodes: list[Node]) -> None:
-    """It takes the time of an answer, and is executed there later."""
-    lease = await hasty(one).acquire()
-    with paused(nodes[:2]):
-        assert WITHIN - 0.01 < await seconds_of(lease.release) < WITHIN + 0.1
-        async with hasty(two) as second:
-            assert second.held_on == 3
-    await nothing_left(nodes)
 
 
 @pytest.mark.parametrize("number", [4, 5])

@@ -238,20 +238,6 @@ async def test_blocks_may_overlap(sync: Coordinator, other: Coordinator) -> None
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-async def test_a_block_around_another_ends_with_it(sync: Coordinator, other: Coordinator) -> None:
-    """Each drains its own coordinator."""
-
-    async def both() -> None:
-        async with asyncio.timeout(30), sync.until_signal(drain=DRAINS), other.until_signal(drain=DRAINS):
-            async with sync.lock("outer"), other.lock("inner"):
-                signal.raise_signal(signal.SIGTERM)
-                await asyncio.sleep(0)
-            await for_ever()
-
-    with pytest.raises(SystemExit):
-        await both()
-
-
 async def test_a_handler_of_others_gets_the_signal_after_the_drain(sync: Coordinator, other: Coordinator) -> None:
     """Once, with nothing held. What follows the block runs: the handler decides about the end."""
     came: list[int] = []

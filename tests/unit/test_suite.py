@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,16 +46,3 @@ def test_test_modules_are_no_libraries() -> None:
         if path.parts[0] != "mutation"
     ]
     assert not wrong, "\n".join(sorted(wrong))
-
-
-def test_tests_that_the_public_reports_refer_to_exist() -> None:
-    reports = (TESTS / "primitives/test_public_reports.py").read_text("utf-8")
-    named = set(re.findall(r"`(test_\w+)`", ast.get_docstring(ast.parse(reports)) or ""))
-    found = {
-        node.name
-        for path in TESTS.rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
-    assert named
-    assert not named - found
