@@ -29,7 +29,6 @@ from redis_sync_aio.contrib.otel_instrumentor import RedisSyncAioInstrumentor
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, Granted, RenewedLate, Requested
 from tests.support.body import FAST, waits
-from tests.support.inspecting import seen
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
 
@@ -110,6 +109,7 @@ async def test_an_acquire_and_a_hold_are_measured_in_seconds_by_pattern(
     assert exported.points("lease.lost") == []
 
 
+@pytest.mark.real
 async def test_a_wait_and_a_hold_are_spans_below_the_callers(
     observed: Coordinator, other: Coordinator, exported: Exported
 ) -> None:
@@ -209,16 +209,6 @@ def test_late_renewals_and_reconnections_are_measured(exported: Exported) -> Non
     assert reconnects.value == 2
 
 
-async def test_what_is_never_held_has_no_span_of_a_hold(
-    redis: Redis, observed: Coordinator, exported: Exported
-) -> None:
-    waiting = asyncio.create_task(observed.event("a").wait())
-    await seen(redis, "a", lambda it: it.waiting)
-    await observed.event("a").set()
-    await waiting
-    assert list(exported.spans) == ["acquire a"]
-
-
 async def test_only_waits_have_spans_unless_all_are_asked_for(redis: Redis, exported: Exported) -> None:
     observer = otel.OpenTelemetryObserver(meter_provider=exported.meters, tracer_provider=exported.tracers)
     async with Coordinator(redis, observe=observer) as sync, sync.lock("orders:42"):
@@ -267,11 +257,6 @@ async def test_names_without_a_pattern_share_one_from_some_number_on(redis: Redi
     patterns = {attributes["lock.pattern"]: point.count for attributes, point in exported.points("acquire.duration")}
     assert len(patterns) == _series.MAX_PATTERNS + 1
     assert patterns["(other)"] == 50
-
-
-def test_an_unknown_choice_of_spans_is_refused() -> None:
-    with pytest.raises(ValueError, match='"waited", "always" or "never", not \'sometimes\''):
-        otel.OpenTelemetryObserver(acquire_spans="sometimes")  # type: ignore[arg-type]
 
 
 # -- auto-instrumentation ------------------------------------------------------------------------------------

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,7 +13,6 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost
 from redis_sync_aio.contrib import prometheus
-from redis_sync_aio.instrumentation import ConnectionRestored, Granted, RenewedLate, Requested
 from tests.support.clusters import Nodes
 from tests.support.programs import PATIENCE, environment
 
@@ -100,44 +97,6 @@ async def test_an_event_is_waited_for_and_never_held(redis: Redis) -> None:
         assert values(registry, "redis_sync_aio_hold_duration_seconds_count", "lock_kind") == {("lock",): 1}
 
 
-def test_late_renewals_and_reconnections_are_measured() -> None:
-    """These are hard to cause on purpose, so the observer is given the events themselves."""
-    registry = CollectorRegistry()
-    with prometheus.PrometheusObserver(registry) as observer:
-        observer(
-            RenewedLate(
-                kind="lock", name="a:1", pattern="a:*", server="h:6379", time=1.0, request=7, lateness=0.2, left=1.0
-            )
-        )
-        observer(
-            ConnectionRestored(
-                kind="", name="", pattern="", server="h:6379", time=1.0, request=0, after=0.5, rechecked=3
-            )
-        )
-        assert values(registry, "redis_sync_aio_renewal_lateness_seconds_sum") == {(): 0.2}
-        assert values(registry, "redis_sync_aio_connection_reconnects_total", "server_address", "server_port") == {
-            ("h", "6379"): 1
-        }
-
-
-@pytest.mark.ci
-async def test_twenty_thousand_names_of_one_pattern_are_one_series(redis: Redis) -> None:
-    registry = CollectorRegistry()
-    observer = prometheus.PrometheusObserver(registry)
-
-    async def take(sync: Coordinator, first: int) -> None:
-        for number in range(first, first + 200):
-            async with sync.lock(f"orders:{number}"):
-                pass
-
-    async with Coordinator(redis, observe=observer) as sync:
-        await asyncio.gather(*(take(sync, first) for first in range(0, 20_000, 200)))
-    assert values(registry, "redis_sync_aio_acquire_duration_seconds_count", "lock_pattern") == {("orders:*",): 20_000}
-    samples = [sample for metric in registry.collect() for sample in metric.samples]
-    assert len(samples) < 100
-    assert {sample.labels["lock_pattern"] for sample in samples} == {"orders:*"}
-
-
 async def test_patterns_can_be_chosen(redis: Redis) -> None:
     registry = CollectorRegistry()
     with prometheus.collect(registry, pattern_of=lambda name: name.rpartition("-")[0] or None):
@@ -148,19 +107,6 @@ async def test_patterns_can_be_chosen(redis: Redis) -> None:
     # Closed, it has no series: a new one counts from zero.
     with prometheus.collect(registry):
         assert values(registry, "redis_sync_aio_held", "lock_pattern") == {}
-
-
-def test_a_forked_child_does_not_count_what_its_parent_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts: dict[str, Any] = {"kind": "lock", "name": "a:1", "pattern": "a:*", "server": "h:6379", "time": 1.0}
-    registry = CollectorRegistry()
-    with prometheus.PrometheusObserver(registry) as observer:
-        observer(Requested(**facts, request=1))
-        observer(Granted(**facts, request=1, waited=0.1, contended=False, fence=1, token="t"))
-        assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("a:*",): 1}
-        monkeypatch.setattr(os, "getpid", lambda: 1)
-        observer(Requested(**facts, request=2))
-        assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("a:*",): 0}
-        assert values(registry, "redis_sync_aio_waiting", "lock_pattern") == {("a:*",): 1}
 
 
 FORKING = """
