@@ -11,10 +11,8 @@ import pytest
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.clusters import Nodes
 from ..support.inside import BadAddress, parse_address
 from ..support.programs import command, printed_json
-from ..support.sentinels import GROUP, sentinels
 from ..support.tls import encrypted, make_tls
 
 UNREACHABLE, DENIED, USAGE = 69, 77, 2
@@ -37,32 +35,6 @@ def complaint(*words: str, code: int, **env: str) -> str:
 
 
 # -- ways to a server --------------------------------------------------------------------------------------
-
-
-@pytest.mark.ci
-def test_the_url_may_be_an_option_or_in_the_environment(server: EmbeddedServer) -> None:
-    shown = f"127.0.0.1:{server.port}"
-    assert printed_json("doctor", "--url", server.url, expect=WELL)["address"] == shown
-    assert printed_json("doctor", expect=WELL, REDIS_URL=f"redis://localhost:{server.port}/3")["address"].endswith(
-        "db 3"
-    )
-    assert printed_json("doctor", expect=WELL, REDIS_URL=f"unix://{server.unix_socket}")["address"].startswith("unix:/")
-
-
-def test_a_cluster(nodes: Nodes) -> None:
-    first, second, _ = nodes.primaries
-    url = f"redis+cluster://127.0.0.1:{first.port},127.0.0.1:{second.port}"
-    findings = printed_json("doctor", "--url", url, expect=WELL)["findings"]
-    assert {one["where"] for one in findings} >= {f"127.0.0.1:{node.port}" for node in nodes.primaries}
-
-
-async def test_a_primary_that_sentinel_names(tmp_path: Path) -> None:
-    async with sentinels(tmp_path) as group:
-        url = "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in group.ports)
-        report = printed_json("doctor", "--url", f"{url}/{GROUP}", expect=WELL)
-        assert [one["found"] for one in report["findings"] if one["check"] == "role"] == ["it is a primary"]
-        line = complaint("--url", f"{url}/nobody", code=UNREACHABLE)
-        assert "no primary was found for service 'nobody'" in line
 
 
 @pytest.mark.ci
@@ -156,21 +128,19 @@ def test_addresses_are_taken_apart() -> None:
     assert "pa" not in repr(found) + found.shown
 
 
-@pytest.mark.parametrize("blank", [" ", "\n", "\xa0", "\u3000"], ids=ascii)
-async def test_blanks_around_an_address_do_not_matter(server: EmbeddedServer, blank: str) -> None:
+@pytest.mark.parametrize("blank", ["", " ", "\n", "\xa0", "\u3000"], ids=ascii)
+@pytest.mark.parametrize("scheme", ["redis", "Redis", "UNIX"])
+async def test_capitals_of_the_scheme_and_blanks_around_an_address_do_not_matter(
+    server: EmbeddedServer, scheme: str, blank: str
+) -> None:
     """It was copied from a page, or read from a file with the end of its line."""
-    url = f"{blank}redis://{server.host}:{server.port}{blank}"
-    assert parse_address(url) == parse_address(url.strip())
+    place = server.unix_socket if scheme == "UNIX" else f"{server.host}:{server.port}"
+    url = f"{blank}{scheme}://{place}{blank}"
+    usual = parse_address(f"{scheme.lower()}://{place}")
+    assert replace(parse_address(url), url=usual.url) == usual
+    assert printed_json("doctor", expect=WELL, REDIS_URL=url)["findings"]
     async with Coordinator.from_url(url) as sync:
         assert not await sync.lock("blanks").locked()
-
-
-@pytest.mark.parametrize("scheme", ["Redis", "UNIX"])
-async def test_the_scheme_of_an_address_may_be_in_capitals(server: EmbeddedServer, scheme: str) -> None:
-    url = f"{scheme}://{server.unix_socket if scheme == 'UNIX' else f'{server.host}:{server.port}'}"
-    assert printed_json("doctor", "--url", url, expect=WELL)["findings"]
-    async with Coordinator.from_url(url) as sync:
-        assert not await sync.lock("capitals").locked()
 
 
 @pytest.mark.parametrize(
@@ -182,21 +152,15 @@ def test_capitals_mean_the_same_topology(address: str) -> None:
     assert replace(capitals, url=found.url) == found
 
 
-def test_tls_options_need_a_tls_address() -> None:
+def test_what_is_not_there_or_something_else_says_what_to_check(server: EmbeddedServer) -> None:
+    port = server.port
+    for url, code, advice in (
+        ("redis://127.0.0.1:1", UNREACHABLE, "Check --url (or REDIS_URL)"),
+        ("redis+cluster://127.0.0.1:1", UNREACHABLE, "that its nodes run"),
+        (f"redis+cluster://127.0.0.1:{port}", UNREACHABLE, "use redis://HOST:PORT"),
+        (f"redis+sentinel://127.0.0.1:{port}/main", UNREACHABLE, "no sentinel. For a server, use redis://HOST:PORT"),
+    ):
+        assert advice in complaint("--url", url, code=code)
     assert "begins with rediss" in complaint("--url", "redis://127.0.0.1:1", "--tls-insecure", code=USAGE)
-
-
-@pytest.mark.ci
-def test_nobody_there() -> None:
-    assert "Check --url (or REDIS_URL)" in complaint("--url", "redis://127.0.0.1:1", code=UNREACHABLE)
-    assert "that its nodes run" in complaint("--url", "redis+cluster://127.0.0.1:1", code=UNREACHABLE)
-
-
-def test_a_server_that_is_no_cluster(server: EmbeddedServer) -> None:
-    line = complaint("--url", f"redis+cluster://127.0.0.1:{server.port}", code=UNREACHABLE)
-    assert "use redis://HOST:PORT" in line
-
-
-def test_a_server_that_is_no_sentinel(server: EmbeddedServer) -> None:
-    line = complaint("--url", f"redis+sentinel://127.0.0.1:{server.port}/main", code=UNREACHABLE)
-    assert line.endswith("that is no sentinel. For a server, use redis://HOST:PORT")
+    shown = printed_json("doctor", "--url", f"redis://localhost:{port}/3", expect=WELL)["address"]
+    assert shown.endswith("db 3")

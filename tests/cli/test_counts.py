@@ -8,8 +8,6 @@ import pytest
 from rich.console import Console
 
 from redis_sync_aio import Coordinator
-from redis_sync_aio.cli._doctor.facts import Facts, Rights, SentinelFacts
-from redis_sync_aio.cli._doctor.findings import of_rights, of_sentinels, of_server
 from redis_sync_aio.cli._look.ending import announced, held_by
 from redis_sync_aio.cli._look.render import state
 from redis_sync_aio.cli._look.top import TopScreen
@@ -73,28 +71,6 @@ def test_what_top_says_of_names(number: int, head: str, hidden: str) -> None:
         console.print(screen.draw(100, 20))
     assert head in printed.get()
     assert hidden in printed.get()
-
-
-@pytest.mark.parametrize(("number", "said"), [
-    (1, "1 sentinel watches the service"),
-    (2, "2 sentinels watch the service"),
-])  # fmt: skip
-def test_what_the_doctor_says_of_sentinels(number: int, said: str) -> None:
-    facts = SentinelFacts("s:1", {"quorum": "1", "num-other-sentinels": str(number - 1)})
-    assert said in [it.found for it in of_sentinels([facts])]
-
-
-@pytest.mark.parametrize(("number", "slots", "moving", "others"), [
-    (1, "1 of 16,384 slots has no primary", "1 slot is half moved", "1 other client receives the"),
-    (2, "2 of 16,384 slots have no primary", "2 slots are half moved", "2 other clients receive the"),
-])  # fmt: skip
-def test_what_the_doctor_says_of_slots_and_listeners(number: int, slots: str, moving: str, others: str) -> None:
-    about = {"cluster_state": "ok", "cluster_slots_assigned": str(16384 - number)}
-    own = ["id", "here", "myself,master", "-", "0", "0", "1", "connected", "0-1", *["[1->-id]"] * number]
-    found = {one.check: one.found for one in of_server(Facts("here", {}, {}, cluster=about, nodes=[own]))}
-    assert (found["slots"], found["moving"]) == (slots, moving)
-    heard = {one.check: one.found for one in of_rights(Rights(listeners=number + 1))}
-    assert heard["push"].startswith(others)
 
 
 @pytest.mark.ci

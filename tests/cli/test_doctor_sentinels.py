@@ -11,6 +11,7 @@ from redis_sync_aio.cli._doctor.facts import Facts, SentinelFacts
 from redis_sync_aio.cli._doctor.findings import of_replicas, of_sentinels
 
 from ..support.doctor import examine, levels, told
+from ..support.programs import command
 from ..support.sentinels import GROUP, Group, sentinels
 
 SOON = Backoff(initial=0.01, cap=0.05)
@@ -39,28 +40,11 @@ async def test_sentinels() -> None:
         await group.sentinel.sentinels[2].shutdown()
         found = [one for one in examine(url_of(group, *group.ports[:2])) if one["check"] == "sentinel"]
         assert [(one["level"], one["where"]) for one in found] == [("warn", f"127.0.0.1:{group.ports[2]}")]
-        assert found[0]["found"] == "the others announce it at this address, where it does not answer"
-
-
-@pytest.mark.ci
-async def test_a_sentinel_that_is_taken_for_a_server() -> None:
-    async with sentinels() as group:
         url = f"redis://127.0.0.1:{group.ports[0]}"
         assert told(url, "bad", "role") == "this is a sentinel, not the server that it watches"
-
-
-@pytest.mark.ci
-async def test_a_replica_that_is_never_promoted() -> None:
-    """Each sentinel learns its priority when it next asks it, within ten seconds; all of them have to agree."""
-    async with sentinels() as group, group.replica.client() as replica:
-        await replica.config_set("replica-priority", 0)
-
-        async def known() -> bool:
-            found = [one for it in group.sentinel.sentinels for one in await it.sentinel_slaves(GROUP)]
-            return all(one["slave-priority"] == 0 for one in found)
-
-        await wait_until(known, SOON, timeout=120)
-        assert told(url_of(group, group.ports[0]), "bad", "replica") == "replica-priority of every replica is 0"
+        line = command("doctor", "--url", url_of(group).replace(GROUP, "nobody")).stderr
+        assert "no primary was found for service 'nobody'" in line
+        assert found[0]["found"] == "the others announce it at this address, where it does not answer"
 
 
 async def test_replicas_of_a_sentinel_set() -> None:
@@ -140,3 +124,5 @@ def test_what_sentinels_say_is_compared() -> None:
     assert found["primary"] == "the sentinels name different primaries: a:1 at s:1, b:1 at s:2"
     assert found["down-after"] == "down-after-milliseconds is 500"
     assert found["quorum"] == "2 sentinels watch the service"
+    (alone,) = [it.found for it in of_sentinels([SentinelFacts("s:1", said | {"num-other-sentinels": "0"})])][:1]
+    assert alone == "1 sentinel watches the service"

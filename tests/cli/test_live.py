@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import subprocess
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +21,10 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from tests.support.inspecting import seen
 
-from ..support.programs import COMMAND, Terminal, command, environment, terminal, unread
+from ..support.programs import Terminal, command, piped, terminal
 
 FAST = ("--interval", "0.05")
 SHOW_CURSOR, LEAVE = "\x1b[?25h", "\x1b[?1049l"
-
-
-def piped(*words: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Start a command with pipes for its output."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*COMMAND, *words], env=environment(), stdout=output, stderr=pipe, text=True)
 
 
 async def shows(it: Terminal, pattern: str) -> str:
@@ -71,14 +65,14 @@ async def test_watch_prints_what_changes(
     await asyncio.gather(waiting, return_exceptions=True)
 
 
+@pytest.mark.ci
 async def test_watch_ends_with_whatever_reads_it(server: EmbeddedServer, sync: Coordinator) -> None:
     """As in ``redis-sync-aio watch | head -1``: no error, no traceback."""
     with piped("watch", "x", *FAST, "--url", server.url) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         lease = await sync.lock("x").acquire()
-        line = await asyncio.to_thread(process.stdout.readline)
-        assert "x  granted" in line
+        assert "x  granted" in await asyncio.to_thread(process.stdout.readline)
         process.stdout.close()
         await lease.release()
         assert await asyncio.to_thread(process.stderr.read) == ""
@@ -86,44 +80,49 @@ async def test_watch_ends_with_whatever_reads_it(server: EmbeddedServer, sync: C
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("words", [["top", "--json", *FAST], ["ls"], ["show", "x"], ["doctor"]], ids=lambda it: it[0])
-async def test_output_that_nobody_reads_is_no_error(
-    server: EmbeddedServer, sync: Coordinator, words: list[str]
+@pytest.mark.parametrize(
+    ("words", "shown", "silent", "key", "code"),
+    [
+        (["watch", "x"], "x  granted", "did not answer.* again every", "\x03", 130),
+        (["top"], "1 name, 1 held", "did not answer", "q", 0),
+    ],
+    ids=["watch", "top"],
+)
+async def test_it_says_that_the_server_is_away_and_shows_names_again_when_it_is_back(
+    words: list[str], shown: str, silent: str, key: str, code: int
 ) -> None:
-    """As in ``redis-sync-aio top --json | head -1``: the server is not blamed for a closed pipe."""
-    async with sync.lock("x"):
-        with unread() as output, piped(*words, "--url", server.url, output=output) as process:
-            assert process.stderr is not None
-            assert await asyncio.to_thread(process.stderr.read) == ""
-            assert await asyncio.to_thread(process.wait, 50) == 0
-
-
-async def test_watch_goes_on_when_the_server_is_back() -> None:
-    """An outage, a failover for instance, is told once; what comes afterwards is told as before."""
-    with EmbeddedServer(port=0) as server, terminal("watch", "x", *FAST, "--url", server.url, columns=500) as it:
-        async with server.client() as client, Coordinator(client) as sync, sync.lock("x"):
-            await shows(it, "x  granted")
-        server.kill()
-        await shows(it, "did not answer.* again every")
-        server.start()
-        async with server.client() as client, Coordinator(client) as sync, sync.semaphore("x", limit=2):
-            await shows(it, r"(?s)again every.*x  granted")
-        it.types("\x03")
-        assert await ends(it) == 130
-        assert it.is_sane()
+    with EmbeddedServer(port=0) as server:
+        url = server.url
+        with terminal(*words, *FAST, "--connect-timeout", "1", "--url", url, columns=500) as it:
+            async with server.client() as client, Coordinator(client) as sync, sync.lock("x"):
+                await shows(it, shown)
+            server.kill()
+            await shows(it, silent)
+            before = len(it.screen)
+            await asyncio.to_thread(server.restart, keep_data=False)
+            async with server.client() as client, Coordinator(client) as sync, sync.lock("x"):
+                await asyncio.to_thread(it.shows_after, before, shown)
+            it.types(key)
+            assert await ends(it) == code
+            assert it.is_sane()
+    done = await asyncio.to_thread(command, "top", "--json", "--url", url)
+    assert done.returncode == 69
 
 
 async def test_top_sorts_filters_opens_and_quits(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
 ) -> None:
-    """Each key does what the last line says; q leaves the terminal as it was."""
+    """Each key does what the last line says; it draws for a new size; q leaves the terminal as it was."""
     async with sync.lock("top:1"), sync.lock("top:2"):
         waiting = asyncio.create_task(other.lock("top:1").acquire())
         await seen(redis, "top:1", lambda it: len(it.waiters) == 1)
-        with terminal("top", "top:*", *FAST, "--url", server.url) as it:
+        with terminal("top", "top:*", *FAST, "--url", server.url, NO_COLOR="1") as it:
             await shows(it, "2 names, 2 held, 1 waiting")
             it.types("s")
             await shows(it, "  by longest wait")
+            it.types("/nope\r")
+            await shows(it, r"no name has 'nope' in it: Esc shows all 2")
+            it.types("\x1b")
             it.types("/P:1")
             await shows(it, "/P:1")
             it.types("\r")
@@ -131,59 +130,28 @@ async def test_top_sorts_filters_opens_and_quits(
             it.types("\r")
             await shows(it, r"waiting: 1")
             it.types("\x1b")
+            it.resize(40, 10)
+            await shows(it, "  Ent…")
             it.types("q")
             assert await ends(it) == 0
             assert_left(it)
+            assert "\x1b[3" not in it.screen
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_ctrl_c_and_another_size_leave_the_terminal_clean(server: EmbeddedServer, sync: Coordinator) -> None:
-    """It draws for the new size; Ctrl-C ends it with 130."""
-    async with sync.lock("x"):
-        with terminal("top", "x", *FAST, "--url", server.url, NO_COLOR="1") as it:
-            await shows(it, "1 name, 1 held")
-            it.resize(40, 10)
-            await shows(it, "  Ent…")
-            it.types("\x03")
-            assert await ends(it) == 130
-            assert_left(it)
-            assert "\x1b[3" not in it.screen
-
-
 @pytest.mark.ci
-async def test_top_that_is_asked_to_end_leaves_the_terminal_clean(server: EmbeddedServer, sync: Coordinator) -> None:
-    """SIGTERM ends it with 143; a filter that matches nothing says so before, and Esc takes it away."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_top_that_a_signal_ends_leaves_the_terminal_clean(
+    server: EmbeddedServer, sync: Coordinator, number: int, code: int
+) -> None:
     async with sync.lock("x"):
         with terminal("top", *FAST, "--url", server.url) as it:
             await shows(it, "1 name, 1 held")
-            it.types("/nope\r")
-            await shows(it, r"no name has 'nope' in it: Esc shows the only one")
-            before = len(it.screen)
-            it.types("\x1b")
-            await asyncio.to_thread(it.shows_after, before, "HELD BY")
-            it.process.terminate()
-            assert await ends(it) == 143
+            it.process.send_signal(number)
+            assert await ends(it) == code
             assert_left(it)
             assert "Traceback" not in it.screen
-
-
-@pytest.mark.ci
-async def test_top_goes_on_while_the_server_is_away() -> None:
-    """It says so, and shows names again when the server is back; before the first look it is an error."""
-    with EmbeddedServer(port=0) as away:
-        with terminal("top", *FAST, "--connect-timeout", "1", "--url", away.url) as it:
-            await shows(it, "0 names")
-            away.kill()
-            await shows(it, "did not answer")
-            await asyncio.to_thread(away.restart, keep_data=False)
-            async with away.client() as client, Coordinator(client) as sync, sync.lock("x"):
-                await shows(it, "1 name, 1 held")
-            it.types("q")
-            assert await ends(it) == 0
-        url = away.url
-    done = await asyncio.to_thread(command, "top", "--json", "--url", url)
-    assert done.returncode == 69
 
 
 def test_top_needs_a_terminal(server: EmbeddedServer) -> None:

@@ -9,7 +9,6 @@ import shlex
 import socket
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -75,40 +74,6 @@ async def test_ls_and_show_tell_holder_and_waiters(
         await asyncio.gather(waiting, return_exceptions=True)
     unknown = await ran("show", "never", *url)
     assert (unknown.returncode, unknown.stdout) == (1, "nothing is known of 'never'\n")
-
-
-async def test_a_terminal_gets_a_table_of_80_columns(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
-    """Long names keep their end; problems are spelled out; nothing of a name is obeyed by the terminal."""
-    await redis.set("evil\x1b[31m", "data")
-    long = "a-very-long-name:" * 9 + "42"
-    waiting = asyncio.create_task(sync.lock("evil\x1b[31m").acquire())
-    async with sync.lock(long):
-        await seen(redis, "evil\x1b[31m", lambda it: len(it.waiters) == 1)
-        with terminal("ls", "--url", server.url, NO_COLOR="1") as it:
-            assert await asyncio.to_thread(it.end) == 0
-            assert max(len(STYLE.sub("", line)) for line in it.screen.splitlines()) <= 80
-            assert "long-name:42" in it.screen
-            assert "no ttl" in it.screen
-            assert "\x1b[31m" not in it.screen
-            assert it.is_sane()
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-
-
-async def test_a_paused_semaphore_is_called_paused(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
-    """Also while requests wait, which is no problem of it."""
-    slots = sync.semaphore("slots", limit=None)
-    await slots.resize(0)
-    waiting = asyncio.create_task(slots.acquire())
-    await seen(redis, "slots", lambda it: len(it.waiters) == 1)
-    with terminal("ls", "--url", server.url, NO_COLOR="1") as it:
-        assert await asyncio.to_thread(it.end) == 0
-        assert "0/0 paused" in it.screen
-    assert "paused (limit 0), 0 permits are held" in (await ran("show", "slots", "--url", server.url)).stdout
-    (found,) = (await ran_json("show", "slots", "--url", server.url))["names"]
-    assert (found["limit"], found["available"], found["problems"]) == (0, 0, [])
-    await slots.resize(1)
-    await (await asyncio.wait_for(waiting, 5)).release()
 
 
 async def test_release_ends_the_lease_and_wakes_the_next(
@@ -252,125 +217,6 @@ async def test_a_long_or_empty_value_of_another_program(server: EmbeddedServer, 
     assert await redis.get("x") == b""
 
 
-@pytest.mark.ci
-async def test_an_identity_that_is_no_text_is_released_by_what_show_prints(
-    server: EmbeddedServer, redis: Redis, sync: Coordinator
-) -> None:
-    await sync.semaphore("x", limit=2).acquire(identity=b"\xff\x00")
-    (found,) = (await ran_json("show", "x", "--url", server.url))["names"]
-    done = await ran("release", "x", "--token", r"\xff\x00", "--yes", "--url", server.url)
-    assert (done.returncode, found["holders"][0]["token"]) == (0, "\\xff\0")
-    assert (await sync.semaphore("x", limit=2).statistics()).available == 2
-
-
-async def test_it_asks_first(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
-    """What will happen is said; "n" and Ctrl-C change nothing; where nobody can answer, --yes is needed."""
-    url = ("--url", server.url)
-    lease = await sync.lock("x").acquire()
-    piped = await ran("release", "x", *url)
-    assert piped.returncode == 2
-    assert "--yes" in piped.stderr
-    for keys, code in (("n\n", 1), ("\x03", 130)):
-        with terminal("release", "x", *url) as it:
-            await asyncio.to_thread(it.shows, r"Release it\?")
-            assert "Nobody waits for it, so it will be free" in it.screen
-            it.types(keys)
-            assert await asyncio.to_thread(it.end) == code
-            assert it.is_sane()
-    assert await redis.get("x") == lease.token.encode()
-    with terminal("release", "x", *url) as it:
-        await asyncio.to_thread(it.shows, r"Release it\?")
-        it.types("y\n")
-        assert await asyncio.to_thread(it.end) == 0
-    assert await redis.get("x") is None
-    assert (await ran_json("ls", "x", *url))["names"] == []
-
-
-@pytest.mark.ci
-async def test_ctrl_c_is_heeded_as_soon_as_it_asks(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
-    """It is pressed the moment that the question appears, when a read that is about to begin would miss it."""
-    lease = await sync.lock("x").acquire()
-
-    def interrupted() -> int:
-        with terminal("release", "x", "--url", server.url) as it:
-            it.shows(r"Release it\?")
-            it.types("\x03")
-            return it.end()
-
-    with ThreadPoolExecutor(4) as threads:
-        loop = asyncio.get_running_loop()
-        codes = await asyncio.gather(*(loop.run_in_executor(threads, interrupted) for _ in range(16)))
-    assert set(codes) == {130}
-    assert await redis.get("x") == lease.token.encode()
-
-
-@pytest.mark.ci
-async def test_any_other_answer_is_asked_for_again(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
-    """An empty line means no; the end of the input is taken as Ctrl-C."""
-    lease = await sync.lock("x").acquire()
-    for keys, code in (("\n", 1), ("\x04", 130)):
-        with terminal("release", "x", "--url", server.url) as it:
-            await asyncio.to_thread(it.shows, r"Release it\?")
-            it.types("maybe\n")
-            await asyncio.to_thread(it.shows, r"the answer is y or n\s+Release it\?")
-            it.types(keys)
-            assert await asyncio.to_thread(it.end) == code
-            assert "nothing was changed" in it.text
-    assert await redis.get("x") == lease.token.encode()
-
-
-async def test_an_empty_name_is_wrong_usage(server: EmbeddedServer) -> None:
-    """As when a script's variable is not set: one line, and no talk of a bug."""
-    for words in (["show", ""], ["ls", ""], ["watch", ""], ["release", ""], ["run", "", "--", "true"]):
-        done = await ran(*words, "--url", server.url)
-        assert done.returncode == 2
-        assert "it is empty" in done.stderr
-        assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.ci
-async def test_a_name_that_is_no_text_is_wrong_usage(server: EmbeddedServer, sync: Coordinator) -> None:
-    """It is no bug of the command, which says how to find the lock all the same."""
-    for words in (["release", "x\udcff", "--json"], ["ls", "x\udcff*"]):
-        done = await ran(*words, "--url", server.url)
-        assert done.returncode == 2
-        assert "it is not UTF-8; in a pattern, ? stands for such a byte" in done.stderr
-        assert done.stderr.count("\n") == 1
-    async with sync.lock(b"x\xff"):
-        assert (await ran("ls", "x?", "--url", server.url)).stdout.startswith("x\\xff\tlock\t")
-
-
-@pytest.mark.ci
-async def test_a_name_that_may_not_be_read_is_not_called_free(
-    server: EmbeddedServer, redis: Redis, sync: Coordinator
-) -> None:
-    async with sync.lock("x"), a_user(redis, "~other:*", "+@all") as user:
-        done = await ran("show", "x", "--url", server.url, **user)
-    assert "free" not in done.stdout
-    assert "not readable for this user" in done.stdout
-    assert done.stdout.count("NOPERM") == 1
-
-
-@pytest.mark.ci
-async def test_the_kind_that_may_be_read_comes_first_and_the_others_are_one_line(
-    server: EmbeddedServer, redis: Redis, sync: Coordinator
-) -> None:
-    async with sync.lock("x"), a_user(redis, "~x", "~{x}:fence", "+@all") as user:
-        done = await ran("show", "x", "--url", server.url, **user)
-    assert done.stdout.startswith("x  lock at ")
-    assert done.stdout.count("not readable for this user as: ") == 1
-    assert "read/write, semaphore" in done.stdout
-
-
-@pytest.mark.ci
-async def test_wrong_choices_are_refused() -> None:
-    """They are refused before anything is connected."""
-    for words in (["--token", "a", "--force"], ["--pid", "1"], ["--host", "a", "--force"]):
-        done = await ran("release", "x", *words, "--url", "unix:///nowhere")
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-
-
 async def test_a_kind_that_nobody_holds_is_named(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
     """A lock that is held is not called held by nobody; a kind that there is not is wrong usage."""
     url = ("--url", server.url)
@@ -378,26 +224,117 @@ async def test_a_kind_that_nobody_holds_is_named(server: EmbeddedServer, redis: 
         for kind, words in (("semaphore", "a semaphore"), ("read_write", "a read/write lock")):
             done = await ran("release", "x", "--kind", kind, "--yes", *url)
             assert (done.returncode, done.stdout) == (1, f"nobody holds 'x' as {words}\n")
-        wrong = await ran("release", "x", "--kind", "mutex", "--yes", *url)
-        assert wrong.returncode == 2
-        assert "mutex" in wrong.stderr
         assert await redis.get("x") == lease.token.encode()
 
 
-@pytest.mark.ci
-async def test_release_does_not_call_free_what_it_may_not_read(
+async def test_a_terminal_gets_a_table_of_80_columns(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """Long names keep their end; problems are spelled out; nothing of a name is obeyed by the terminal.
+
+    A semaphore that is paused is called so, also while requests wait, which is no problem of it.
+    """
+    await redis.set("evil\x1b[31m", "data")
+    slots = sync.semaphore("slots", limit=None)
+    await slots.resize(0)
+    long = "a-very-long-name:" * 9 + "42"
+    waiting = [asyncio.create_task(sync.lock("evil\x1b[31m").acquire()), asyncio.create_task(slots.acquire())]
+    async with sync.lock(long):
+        for name in ("evil\x1b[31m", "slots"):
+            await seen(redis, name, lambda it: len(it.waiters) == 1)
+        with terminal("ls", "--url", server.url, NO_COLOR="1") as it:
+            assert await asyncio.to_thread(it.end) == 0
+            assert max(len(STYLE.sub("", line)) for line in it.screen.splitlines()) <= 80
+            assert "long-name:42" in it.screen
+            assert "no ttl" in it.screen
+            assert "0/0 paused" in it.screen
+            assert "\x1b[31m" not in it.screen
+            assert it.is_sane()
+    assert "paused (limit 0), 0 permits are held" in (await ran("show", "slots", "--url", server.url)).stdout
+    (found,) = (await ran_json("show", "slots", "--url", server.url))["names"]
+    assert (found["limit"], found["available"], found["problems"]) == (0, 0, [])
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+ANSWERS = [("n\n", 1), ("\n", 1), ("\x03", 130), ("\x04", 130), ("maybe\ny\n", 0)]
+"""Keys, and the exit code: an empty line means no; the end of the input is taken as Ctrl-C."""
+
+
+@pytest.mark.parametrize("answer", first_of(*ANSWERS), ids=ascii)
+async def test_release_asks_first(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, answer: tuple[str, int]
+) -> None:
+    """What will happen is said; without a yes nothing is changed; where nobody can answer, --yes is needed."""
+    keys, code = answer
+    lease = await sync.lock("x").acquire()
+    piped = await ran("release", "x", "--url", server.url)
+    assert piped.returncode == 2
+    assert "--yes" in piped.stderr
+    with terminal("release", "x", "--url", server.url) as it:
+        await asyncio.to_thread(it.shows, r"Release it\?")
+        assert "Nobody waits for it, so it will be free" in it.screen
+        for line in keys.splitlines(keepends=True):
+            it.types(line)
+            if line == "maybe\n":
+                await asyncio.to_thread(it.shows, r"the answer is y or n\s+Release it\?")
+        assert await asyncio.to_thread(it.end) == code
+        assert it.is_sane()
+        assert ("nothing was changed" in it.text) is (code != 0)
+    assert await redis.get("x") == (None if code == 0 else lease.token.encode())
+
+
+WRONG = [
+    *((words, "it is empty") for words in ("show ''", "ls ''", "watch ''", "release ''", "run '' -- true")),
+    ("release x\udcff --json", "it is not UTF-8; in a pattern, ? stands for such a byte"),
+    ("ls x\udcff*", "it is not UTF-8; in a pattern, ? stands for such a byte"),
+    ("release x --kind mutex --yes", "mutex"),
+    ("release x --token a --force", ""),
+    ("release x --pid 1", ""),
+    ("release x --host a --force", ""),
+]
+"""Commands, and what is said of them: an empty name is that of a script's variable that is not set."""
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=ascii)
+async def test_a_wrong_name_or_choice_is_one_line_and_no_talk_of_a_bug(words: str, said: str) -> None:
+    """It is refused before anything is connected."""
+    done = await ran(*shlex.split(words), REDIS_URL="unix:///nowhere")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+async def test_names_and_identities_that_are_no_text_are_found_by_what_is_printed(
     server: EmbeddedServer, redis: Redis, sync: Coordinator
 ) -> None:
-    async with sync.lock("x"), a_user(redis, "~other:*", "+@all") as user:
-        done = await ran("release", "x", "--yes", "--url", server.url, **user)
-    assert (done.returncode, done.stdout) == (77, "")
-    assert "'x' is not readable: the server refused to show" in done.stderr
+    async with sync.lock(b"x\xff"):
+        assert (await ran("ls", "x?", "--url", server.url)).stdout.startswith("x\\xff\tlock\t")
+    await sync.semaphore("x", limit=2).acquire(identity=b"\xff\x00")
+    (found,) = (await ran_json("show", "x", "--url", server.url))["names"]
+    done = await ran("release", "x", "--token", r"\xff\x00", "--yes", "--url", server.url)
+    assert (done.returncode, found["holders"][0]["token"]) == (0, "\\xff\0")
+    assert (await sync.semaphore("x", limit=2).statistics()).available == 2
 
 
-@pytest.mark.ci
-async def test_a_name_whose_key_is_of_a_wrong_type_is_not_called_free(server: EmbeddedServer, redis: Redis) -> None:
-    await redis.hset("x", "a", "b")
-    shown = (await ran("show", "x", "--url", server.url)).stdout
+async def test_what_may_not_be_read_is_not_called_free(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """The kinds that may be read come first, and the others are one line. Nor is a key of a wrong type."""
+    url = ("--url", server.url)
+    async with sync.lock("x"):
+        async with a_user(redis, "~other:*", "+@all") as user:
+            shown = (await ran("show", "x", *url, **user)).stdout
+            ended = await ran("release", "x", "--yes", *url, **user)
+        async with a_user(redis, "~x", "~{x}:fence", "+@all") as user:
+            partly = (await ran("show", "x", *url, **user)).stdout
+    assert "free" not in shown
+    assert "not readable for this user" in shown
+    assert shown.count("NOPERM") == 1
+    assert (ended.returncode, ended.stdout) == (77, "")
+    assert "'x' is not readable: the server refused to show" in ended.stderr
+    assert partly.startswith("x  lock at ")
+    assert partly.count("not readable for this user as: ") == 1
+    assert "read/write, semaphore" in partly
+    await redis.hset("y", "a", "b")
+    shown = (await ran("show", "y", *url)).stdout
     assert "\n  cannot be used\n" in shown
     assert "free" not in shown
-    assert await redis.hgetall("x") == {b"a": b"b"}
+    assert await redis.hgetall("y") == {b"a": b"b"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -81,21 +80,6 @@ async def test_release_ends_the_lease_of_the_tenant_and_wakes_the_next(
 
 
 @pytest.mark.ci
-async def test_run_holds_the_lock_of_the_tenant(
-    mine: Coordinator, sync: Coordinator, server: EmbeddedServer, ran: Callable[..., Any]
-) -> None:
-    """Its program runs while another holds the same name without the prefix, and not while the tenant holds it."""
-    job = ("job", "--", sys.executable, "-c", "print('it ran')")
-    async with sync.lock("job"):
-        done = await asyncio.to_thread(command_process, "run", "--prefix", PREFIX, "--url", server.url, *job, **USER)
-        assert (done.returncode, done.stdout) == (0, "it ran\n"), done.stderr
-        async with mine.lock("job", ttl=3600):
-            busy = await ran("run", "--timeout", "0", *job)
-            assert (busy.returncode, busy.stdout) == (1, ""), busy.stderr
-            assert "'job' is held by others" in busy.stderr
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize("live", ["top", "watch"])
 async def test_live_views_show_the_tenants_names(
     mine: Coordinator, sync: Coordinator, server: EmbeddedServer, live: str
@@ -110,15 +94,22 @@ async def test_live_views_show_the_tenants_names(
             assert "hidden" not in it.screen
 
 
-@pytest.mark.usefixtures("mine")
-async def test_without_the_prefix_the_tenant_is_refused(server: EmbeddedServer) -> None:
-    """So the tests above are about these rights."""
-    done = await asyncio.to_thread(command, "run", "x", "--url", server.url, "--", "echo", "it ran", **USER)
-    assert (done.returncode, done.stdout) == (REFUSED, ""), done.stderr
-
-
 @pytest.mark.ci
-async def test_a_prefix_that_cannot_be_one_is_wrong_usage(server: EmbeddedServer) -> None:
+async def test_run_takes_the_lock_of_the_tenant_and_none_without_the_prefix(
+    mine: Coordinator, sync: Coordinator, server: EmbeddedServer, ran: Callable[..., Any]
+) -> None:
+    """It is free while another holds the same name without the prefix. A prefix that cannot be one is wrong usage."""
+    job = ("job", "--", "echo", "it ran")
+    async with sync.lock("job"), mine.lock("job", ttl=3600):
+        busy = await ran("run", "--timeout", "0", *job)
+        assert (busy.returncode, busy.stdout) == (1, ""), busy.stderr
+        assert "'job' is held by others" in busy.stderr
+    async with sync.lock("job"):
+        words = ("run", "--prefix", PREFIX, "--url", server.url, *job)
+        done = await asyncio.to_thread(command_process, *words, **USER)
+        assert (done.returncode, done.stdout) == (0, "it ran\n"), done.stderr
+    done = await asyncio.to_thread(command, "run", "--url", server.url, *job, **USER)
+    assert (done.returncode, done.stdout) == (REFUSED, ""), done.stderr
     for prefix in ("app1", "{app}:", "app*:"):
         done = await asyncio.to_thread(command, "ls", "--prefix", prefix, "--url", server.url)
         assert done.returncode == 2

@@ -28,6 +28,7 @@ from ..support.programs import (
     command,
     command_process,
     environment,
+    piped,
     program_in_terminal,
     terminal,
     unread,
@@ -76,8 +77,7 @@ def program(source: str) -> list[str]:
 @contextmanager
 def running(*words: str, url: str, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
     """Start ``run WORDS`` with pipes; it is killed at the end of the block, and so is its program."""
-    with subprocess.Popen([*COMMAND, "run", *words], env=environment(REDIS_URL=url), stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=stderr, text=True) as process:  # fmt: skip
+    with piped("run", *words, errors=stderr, REDIS_URL=url) as process:
         try:
             yield process
         finally:
@@ -95,21 +95,26 @@ def reads(process: subprocess.Popen[str], word: str) -> int:
 # -- exit codes, and what the program sees -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
-def test_it_exits_as_the_program_does(server: EmbeddedServer, script: str, code: int) -> None:
-    done = command_process("run", NAME, "--", "/bin/sh", "-c", script, REDIS_URL=server.url)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+REFUSED = {
+    f"{NAME} -- redis-sync-aio-nope": (127, "nothing was locked"),
+    f"{NAME} -- /": (126, "nothing was locked"),
+    f"-n --timeout 1 {NAME} -- echo ran": (2, ""),
+    f"-s -x {NAME} -- echo ran": (2, ""),
+    f"-s --limit 2 {NAME} -- echo ran": (2, ""),
+    f"--weight 2 {NAME} -- echo ran": (2, ""),
+    f"--limit 2 --weight 3 {NAME} -- echo ran": (2, ""),
+    f"{NAME} ls -l": (2, "Write -- before COMMAND"),
+    f"{NAME} --on-lost stop -- ls": (2, "'--on-lost': 'stop' is not one of 'term', 'kill', 'ignore'. Try 'redis-sync"),
+}
+"""Words, the exit code, and a part of the one line that is said."""
 
 
-@pytest.mark.ci
-def test_a_program_that_is_not_there(server: EmbeddedServer, tmp_path: Path) -> None:
-    """Nothing is locked for it."""
-    (tmp_path / "data").write_text("")
-    for argv, code in ((["redis-sync-aio-nope"], 127), ([str(tmp_path / "data")], 126)):
-        done = command("run", NAME, "--", *argv, REDIS_URL=server.url)
-        assert (done.returncode, done.stdout) == (code, "")
-        assert done.stderr.count("\n") == 1
-        assert "nothing was locked" in done.stderr
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_run_is_refused_before_anything_is_connected(words: str) -> None:
+    code, said = REFUSED[words]
+    done = command("run", *shlex.split(words), REDIS_URL="unix:///nowhere")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert said in done.stderr
 
 
 async def test_it_holds_the_lock_while_the_program_runs(server: EmbeddedServer, redis: Redis) -> None:
@@ -187,13 +192,17 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
 # -- kinds -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ci
-async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator) -> None:
+async def test_permits_of_a_semaphore_and_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
+    """What is free is held while the program runs; what is not free, or of another limit, is refused."""
+
+    def code_of(*words: str, process: bool = False) -> int:
+        run = command_process if process else command
+        return run("run", "-n", *words, NAME, "--", "true", REDIS_URL=server.url).returncode
+
     semaphore = sync.semaphore(NAME, limit=3, ttl=TTL)
     async with semaphore.acquire(weight=2):
-        assert command_process("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
-        heavy = ["--limit", "3", "--weight", "2"]
-        assert command("run", "-n", *heavy, NAME, "--", "true", REDIS_URL=server.url).returncode == 1
+        assert code_of("--limit", "3", process=True) == 0
+        assert code_of("--limit", "3", "--weight", "2") == 1
         other = command("run", "-n", "--limit", "4", NAME, "--", "true", REDIS_URL=server.url)
         assert other.returncode == 2
         assert "its limit is 3, not 4: give --limit 3, as others do" in other.stderr
@@ -201,42 +210,9 @@ async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator)
         paused = command("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url)
         assert paused.returncode == 2
         assert f"{NAME!r} is paused: its limit is 0, not 3, until resize() raises it" in paused.stderr
-
-
-async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
     async with sync.read_write_lock(NAME, ttl=TTL).read().acquire():
-        assert command_process("run", "-n", "--shared", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
-        assert command("run", "-n", "--exclusive", NAME, "--", "true", REDIS_URL=server.url).returncode == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["-n", "--timeout", "1"],
-        ["-s", "-x"],
-        ["-s", "--limit", "2"],
-        ["--weight", "2"],
-        ["--limit", "2", "--weight", "3"],
-    ],
-)
-def test_options_that_exclude_each_other(words: list[str]) -> None:
-    """They are refused before anything is connected."""
-    done = command("run", *words, NAME, "--", "echo", "ran", REDIS_URL="unix:///nowhere")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-
-
-@pytest.mark.ci
-def test_options_of_the_program_without_two_dashes_are_explained(server: EmbeddedServer) -> None:
-    done = command("run", NAME, "ls", "-l", REDIS_URL=server.url)
-    assert done.returncode == 2
-    assert "Write -- before COMMAND" in done.stderr
-
-
-@pytest.mark.ci
-def test_wrong_options_before_two_dashes_are_not_taken_for_those_of_the_program() -> None:
-    done = command("run", NAME, "--on-lost", "stop", "--", "ls")
-    assert done.returncode == 2
-    assert "'--on-lost': 'stop' is not one of 'term', 'kill', 'ignore'. Try 'redis-sync-aio run --help'" in done.stderr
+        assert code_of("--shared", process=True) == 0
+        assert code_of("--exclusive") == 1
 
 
 # -- signals -----------------------------------------------------------------------------------------------
@@ -268,16 +244,6 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(server: EmbeddedServer) -
         assert it.is_sane()
 
 
-@pytest.mark.ci
-def test_ctrl_c_ends_a_program_that_does_not_mind(server: EmbeddedServer) -> None:
-    with terminal("run", NAME, "--", "/bin/sh", "-c", "echo rea''dy; exec sleep 600", REDIS_URL=server.url) as it:
-        it.shows("ready")
-        it.types("\x03")
-        assert it.end() == 130
-        assert "Traceback" not in it.screen
-        assert it.is_sane()
-
-
 SHELL = """
 {background} &
 echo ready $!
@@ -292,15 +258,14 @@ wait
 STUBBORN = "trap '' TERM; while :; do sleep 1; done"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    ("background", "words"),
-    [("sleep 600", ["--grace", "600"]), (f"sh -c {shlex.quote(STUBBORN)}", ["--grace", "0.2"])],
-    ids=["heeds SIGTERM", "ignores SIGTERM"],
-)
+@pytest.mark.parametrize("number", first_of(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
+@pytest.mark.parametrize("stubborn", first_of(False, True))
 def test_the_lock_is_released_when_no_background_program_is_left(
-    server: EmbeddedServer, number: signal.Signals, background: str, words: list[str]
+    server: EmbeddedServer, number: signal.Signals, stubborn: bool
 ) -> None:
+    """One that ignores SIGTERM is killed after the grace."""
+    background = f"sh -c {shlex.quote(STUBBORN)}" if stubborn else "sleep 600"
+    words = ["--grace", "0.2" if stubborn else "600"]
     script = SHELL.format(background=background)
     with running(NAME, *words, "--", "/bin/sh", "-c", script, url=server.url) as process:
         left = reads(process, "ready")
@@ -368,15 +333,13 @@ def test_ctrl_z_stops_it_and_fg_continues_it(server: EmbeddedServer, tmp_path: P
 # -- losing the lock ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("stubborn", "words"), [(False, ["--grace", "600"]), (True, ["--grace", "0.2"]), (True, ["--on-lost", "kill"])]
-)
+@pytest.mark.parametrize("words", first_of("--grace 600", "--grace 0.2", "--on-lost kill"))
 async def test_the_program_and_its_descendants_end_when_the_lock_is_lost(
-    server: EmbeddedServer, redis: Redis, stubborn: bool, words: list[str]
+    server: EmbeddedServer, redis: Redis, words: str
 ) -> None:
     """By SIGTERM, or by SIGKILL if that is not enough or if it was asked for."""
-    source = FAMILY.format(stubborn=stubborn)
-    with running(NAME, "--ttl", "9", *words, *program(source), url=server.url) as process:
+    source = FAMILY.format(stubborn=words != "--grace 600")
+    with running(NAME, "--ttl", "9", *words.split(), *program(source), url=server.url) as process:
         grandchild = reads(process, "ready")
         await redis.delete(NAME)
         _, err = process.communicate(timeout=PATIENCE)

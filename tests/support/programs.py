@@ -58,6 +58,15 @@ def command_process(*words: str, **more: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+def piped(
+    *words: str, output: int = subprocess.PIPE, errors: int = subprocess.PIPE, **more: str
+) -> subprocess.Popen[str]:
+    """Start a command with pipes, or with these descriptors for its output."""
+    return subprocess.Popen(
+        [*COMMAND, *words], env=environment(**more), stdin=subprocess.PIPE, stdout=output, stderr=errors, text=True
+    )
+
+
 def command(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Do the same as `command_process`, in a thread of this process: that takes a twentieth of the time.
 
