@@ -49,7 +49,7 @@ def own() -> Iterator[EmbeddedServer]:
 async def settings_of(server: EmbeddedServer, settings: dict[str, Any]) -> AsyncIterator[Any]:
     """Change settings of the server, and change them back."""
     async with server.client(decode_responses=True) as client:
-        before = {name: (await client.config_get(name))[name] for name in settings}
+        before = {name: str((await client.config_get(name))[name]) for name in settings}
         for name, value in settings.items():
             await client.config_set(name, value)
         yield client

@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -80,13 +81,14 @@ def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
 
 @pytest.mark.ci
 def test_help_and_findings_in_a_terminal_are_coloured_unless_that_is_declined(server: EmbeddedServer) -> None:
-    for words, env in (
+    cases: list[tuple[list[str], dict[str, Any]]] = [
         (["doctor", "--help"], {}),
         (["doctor", "--url", server.url], {}),
         (["doctor", "--help"], {"NO_COLOR": "1"}),
         (["doctor", "--url", server.url], {"NO_COLOR": "1"}),
         (["doctor", "--url", server.url, "--no-color"], {}),
-    ):
+    ]
+    for words, env in cases:
         with terminal(*words, **env) as it:
             assert it.end() in (0, 1)
             if env or "--no-color" in words:

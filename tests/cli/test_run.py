@@ -157,6 +157,7 @@ async def test_a_lock_that_is_taken(server: EmbeddedServer, sync: Coordinator) -
         assert (await sync.lock(NAME).statistics()).waiting == 0
 
 
+@pytest.mark.ci
 async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) -> None:
     lock = sync.lock(NAME, ttl=TTL)
     lease = await lock.acquire()
@@ -192,6 +193,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
 # -- kinds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 async def test_permits_of_a_semaphore_and_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
     """What is free is held while the program runs; what is not free, or of another limit, is refused."""
 
@@ -293,6 +295,7 @@ def test_the_lock_is_held_until_the_background_program_has_ended(server: Embedde
     assert command_process("run", NAME, "-n", "--", "true", REDIS_URL=server.url).returncode == 0
 
 
+@pytest.mark.ci
 def test_ctrl_c_ends_background_programs_too(server: EmbeddedServer) -> None:
     """They ignore SIGINT. The signal of the terminal does not come to `run`, which sees how the shell has ended."""
     tells = "trap 'echo got TE''RM; exit' TERM; echo ready $$; while :; do sleep 0.1; done"
@@ -371,6 +374,7 @@ async def test_the_program_may_go_on_when_the_lock_is_lost(server: EmbeddedServe
     assert "was lost" in err
 
 
+@pytest.mark.ci
 async def test_a_loss_that_is_found_when_the_program_has_ended(server: EmbeddedServer, redis: Redis) -> None:
     with running(NAME, *program(COUNTS), url=server.url) as process:
         reads(process, "ready")

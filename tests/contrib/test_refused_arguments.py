@@ -66,20 +66,19 @@ LIMITS: dict[str, list[Any]] = {
     "retry_after": [-1],
     "status": [399, 600],
 }
+
+
+def with_option(use: Any, option: str, **usual: Any) -> Use:
+    """Return a use of one option, next to the usual ones."""
+    return lambda bad: use(**usual | {option: bad})
+
+
 for hold in (fastapi.hold_permit, aiohttp.hold_permit):
     for option, (values, match) in HOLDS.items():
-        usual = {"name": "order:{user}", "limit": 1, "timeout": 1}
-        CASES[f"{hold.__module__} {option}"] = (
-            lambda bad, hold=hold, option=option, usual=usual: hold(**usual | {option: bad}),
-            values,
-            match,
-        )
+        use = with_option(hold, option, name="order:{user}", limit=1, timeout=1)
+        CASES[f"{hold.__module__} {option}"] = (use, values, match)
 for option, values in LIMITS.items():
-    CASES[f"Limit {option}"] = (
-        lambda bad, option=option: asgi.Limit(coroutine_function, **{"limit": 1} | {option: bad}),
-        values,
-        ".",
-    )
+    CASES[f"Limit {option}"] = (with_option(asgi.Limit, option, app=coroutine_function, limit=1), values, ".")
 CASES["scope"] = (lambda bad: fastapi.hold_lock("order", timeout=1, scope=bad), ["forever"], "scope")
 
 
