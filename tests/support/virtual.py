@@ -112,7 +112,11 @@ class Wire:
         if isinstance(address, str):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(10)
-            self._socket.connect(address)
+            try:
+                self._socket.connect(address)
+            except OSError:
+                self._socket.close()
+                raise
         else:
             self._socket = socket.create_connection(address, 10)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -80,6 +80,7 @@ def test_it_ends(sync_client):
 """
 PLUGIN = "redis_sync_aio_pytest"
 ASYNCIO = ("-p", "pytest_asyncio.plugin")
+ANYIO_OPTIONS = ("-p", "anyio.pytest_plugin")
 ANYIO = 'pytestmark = pytest.mark.anyio\n\n@pytest.fixture\ndef anyio_backend():\n    return "asyncio"\n'
 
 
@@ -110,42 +111,87 @@ def asyncio_options(mode: str, scope: str) -> tuple[str, ...]:
     return *ASYNCIO, *(word for option in (f"asyncio_mode={mode}", *scopes) for word in ("-o", option))
 
 
-HEAVY = pytest.mark.ci
-MODES = [
-    pytest.param("strict", "function", marks=[]),
-    pytest.param("strict", "module", marks=HEAVY),
-    pytest.param("strict", "session", marks=HEAVY),
-    pytest.param("auto", "function", marks=HEAVY),
-    pytest.param("auto", "module", marks=HEAVY),
-    pytest.param("auto", "session", marks=HEAVY),
-]
+def file_of(marks: str = "import pytest_asyncio", fixture: str = "pytest_asyncio.fixture") -> str:
+    return TESTS.format(marks=marks, fixture=fixture)
 
 
-@pytest.mark.parametrize(("mode", "scope"), MODES)
-def test_pytest_asyncio(tmp_path: Path, mode: str, scope: str) -> None:
-    marks = "import pytest_asyncio" + ("\npytestmark = pytest.mark.asyncio" if mode == "strict" else "")
-    tests = TESTS.format(marks=marks, fixture="pytest_asyncio.fixture")
-    if mode == "strict":  # the mark is an error on a test that is no coroutine
-        tests = tests.replace("def test_one_without", "async def test_one_without")
-    check(run(tmp_path, *asyncio_options(mode, scope), "-o", "sync_fail_on_leak=true", test_it=tests), "5 passed")
+# The mark is an error on a test that is no coroutine.
+STRICT = file_of("import pytest_asyncio\npytestmark = pytest.mark.asyncio").replace(
+    "def test_one_without", "async def test_one_without"
+)
+XDIST = ("-p", "xdist.plugin", "-n", "2")
+SCOPED = """
+from redis_sync_aio.testing import make_fixtures
+
+module_client, module_coordinator = make_fixtures("module", prefix="module", client={"decode_responses": True})
+sync_client, sync_coordinator = make_fixtures(coordinator={"prefix": "own:"}, clean=False)
+"""
+SCOPED_TESTS = """
+import pytest_asyncio
+
+async def test_first(module_coordinator, module_client):
+    global first
+    first = module_coordinator
+    async with module_coordinator.lock("x") as lease:
+        assert await module_client.get("x") == lease.token
+    await module_client.set("kept", "yes")
+
+async def test_second(module_coordinator, module_client, sync_coordinator):
+    assert module_coordinator is first and sync_coordinator.client is not module_client
+    assert await module_client.get("kept") == "yes"
+    async with sync_coordinator.lock("x") as lease:
+        assert ":own:" in lease.token
+"""
+UNUSED = """
+import sys
+
+def test_nothing_of_ours_is_imported():
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("redis", "redis_sync_aio", "hiredis")]
+"""
+NO_LEAK = ("-o", "sync_fail_on_leak=true")
+RUNS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
+    "strict, function": ("5 passed", (*asyncio_options("strict", "function"), *NO_LEAK), {"test_it": STRICT}),
+    "no fixture is used, nothing of ours is imported": ("1 passed", (), {"test_it": UNUSED}),
+    **{
+        f"{mode}, {scope}": ("5 passed", (*asyncio_options(mode, scope), *NO_LEAK), {"test_it": tests})
+        for mode, tests in (("strict", STRICT), ("auto", file_of()))
+        for scope in ("module", "session", "function")
+        if (mode, scope) != ("strict", "function")
+    },
+    "anyio": ("5 passed", (*ANYIO_OPTIONS, *NO_LEAK), {"test_it": file_of(ANYIO, "pytest.fixture")}),
+    "no plugin for asynchronous tests": ("3 passed", NO_LEAK, {"test_it": PLAIN}),
+    "xdist, with a server for each worker": (
+        "10 passed",
+        (*XDIST, *asyncio_options("auto", "function")),
+        {"test_it": file_of(), "test_other": file_of()},
+    ),
+    "fixtures of another scope": (
+        "2 passed",
+        asyncio_options("auto", "module"),
+        {"conftest": SCOPED, "test_it": SCOPED_TESTS},
+    ),
+}
 
 
-def test_anyio(tmp_path: Path) -> None:
-    tests = TESTS.format(marks=ANYIO, fixture="pytest.fixture")
-    check(run(tmp_path, "-p", "anyio.pytest_plugin", "-o", "sync_fail_on_leak=true", test_it=tests), "5 passed")
+@pytest.mark.parametrize(
+    "which", [pytest.param(name, marks=() if number < 2 else pytest.mark.ci) for number, name in enumerate(RUNS)]
+)
+def test_every_way_to_run_tests(tmp_path: Path, which: str) -> None:
+    said, options, files = RUNS[which]
+    check(run(tmp_path, *options, **files), said)
+
+
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.ci
-def test_no_plugin_for_asynchronous_tests(tmp_path: Path) -> None:
-    check(run(tmp_path, "-o", "sync_fail_on_leak=true", test_it=PLAIN), "3 passed")
+@pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are not next to these tests")
+def test_the_example_passes(tmp_path: Path) -> None:
+    files = {name: (EXAMPLES / f"{name}.py").read_text() for name in ("seats", "test_seats")}
+    check(run(tmp_path, *asyncio_options("strict", "function"), *NO_LEAK, **files), "3 passed")
 
 
-@pytest.mark.ci
-def test_xdist_with_a_server_for_each_worker(tmp_path: Path) -> None:
-    tests = TESTS.format(marks="import pytest_asyncio", fixture="pytest_asyncio.fixture")
-    options = ("-p", "xdist.plugin", "-n", "2", *asyncio_options("auto", "function"))
-    check(run(tmp_path, *options, test_it=tests, test_other=tests), "10 passed")
-
+# -- one server that others use, too -------------------------------------------------------------------------------
 
 WORKER = """
 def test_the_database_is_one_of_its_own(sync_client, sync_server):
@@ -158,7 +204,7 @@ def test_the_database_is_one_of_its_own(sync_client, sync_server):
 @pytest.mark.ci
 def test_xdist_with_databases_of_one_server(tmp_path: Path) -> None:
     with EmbeddedServer(port=0) as server:
-        options = ("-p", "xdist.plugin", "-n", "2", "--sync-url", f"{server.url}/1")
+        options = (*XDIST, "--sync-url", f"{server.url}/1")
         check(run(tmp_path, *options, test_it=WORKER, test_other=WORKER), "2 passed")
 
 
@@ -191,6 +237,7 @@ async def test_another_run(sync_client, sync_server, request):
 """
 
 
+@pytest.mark.ci
 def test_two_runs_on_one_server_do_not_see_each_other(tmp_path: Path) -> None:
     """Even after the first one has lost its connections. The next run has the first database again."""
     with EmbeddedServer(port=0) as server:
@@ -211,10 +258,10 @@ def test_runs_that_begin_together_have_databases_of_their_own() -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.real
 async def test_a_given_server_is_not_emptied_unless_that_is_allowed(tmp_path: Path) -> None:
     """Keys that were there stay; keys that a test leaves are deleted; the message shows no password."""
-    tests = TESTS.format(marks="import pytest_asyncio", fixture="pytest_asyncio.fixture")
-    options = asyncio_options("auto", "function")
+    tests, options = file_of(), asyncio_options("auto", "function")
     async with EmbeddedServer(port=0) as server, server.client() as client:
         with_password = server.url.replace("redis://", "redis://default:secret@")
         await client.config_set("requirepass", "secret")
@@ -326,7 +373,7 @@ RUNNERS = {
         ("import pytest_asyncio", "pytest_asyncio.fixture"),
     ),
     "asyncio, one loop": (asyncio_options("auto", "session"), ("import pytest_asyncio", "pytest_asyncio.fixture")),
-    "anyio": (("-p", "anyio.pytest_plugin"), (ANYIO, "pytest.fixture")),
+    "anyio": (ANYIO_OPTIONS, (ANYIO, "pytest.fixture")),
 }
 
 
@@ -336,7 +383,7 @@ def test_what_the_end_of_the_loop_would_hide_is_told(tmp_path: Path, runner: str
     """The runner cancels the tasks that a test left, and closes its coordinators, before any fixture can look."""
     options, (marks, fixture) = RUNNERS[runner]
     tests = BEFORE_THE_END.format(marks=marks, fixture=fixture)
-    result = run(tmp_path, *options, "-o", "sync_fail_on_leak=true", test_it=tests)
+    result = run(tmp_path, *options, *NO_LEAK, test_it=tests)
     names = [f"{kind} {number}" for kind in ("waiter", "sharing") for number in range(4)]
     said = ["test_tasks: lock 'sync' is held by task 'holder'; ", *(f"waited for by task {name!r}" for name in names)]
     check(result, "4 passed, 2 errors", *said, "test_a_coordinator_that_only_asks: <Coordinator of", code=1)
@@ -345,10 +392,9 @@ def test_what_the_end_of_the_loop_would_hide_is_told(tmp_path: Path, runner: str
     assert told.count("waited for by") == len(names), result[1]
 
 
-@pytest.mark.parametrize("scope", ["function", pytest.param("session", marks=HEAVY)])
+@pytest.mark.parametrize("scope", ["function", pytest.param("session", marks=pytest.mark.ci)])
 def test_a_test_that_leaks_fails_if_that_is_wanted(tmp_path: Path, scope: str) -> None:
-    """The failure lists all that is left. Without the option the plugin clears it away."""
-    options = asyncio_options("auto", scope)
+    """The failure lists all that is left."""
     said = (
         "lock 'lease' is held by a task that has ended",
         "lock 'implicit' is held by a task that has ended",
@@ -359,12 +405,17 @@ def test_a_test_that_leaks_fails_if_that_is_wanted(tmp_path: Path, scope: str) -
         "semaphore 'permits' is held by identity 'me'",
         "left behind by test_it.py::test_a_lease: ",
     )
-    result = run(tmp_path, *options, "-o", "sync_fail_on_leak=true", test_it=LEAKS)
+    result = run(tmp_path, *asyncio_options("auto", scope), *NO_LEAK, test_it=LEAKS)
     check(result, "7 passed, 6 errors", *said, code=1)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("scope", ["function", "session"])
+def test_leaks_are_cleared_away_if_they_are_allowed(tmp_path: Path, scope: str) -> None:
     kept = LEAKS.replace("    await sync_coordinator.lock", "    kept[:] = await sync_coordinator.lock").replace(
         '"forgotten").acquire()', '"forgotten").acquire(),'
     )
-    check(run(tmp_path, *options, test_it=kept), "7 passed")
+    check(run(tmp_path, *asyncio_options("auto", scope), test_it=kept), "7 passed")
 
 
 STOPPED = """
@@ -400,59 +451,7 @@ def test_a_server_that_a_test_left_paused_or_dead_serves_the_next_one(tmp_path: 
     """The tests that did so are named if tests are to leave nothing; the others pass in any case."""
     options = ("--timeout=60", "-p", "pytest_timeout", *asyncio_options("auto", "function"))
     check(run(tmp_path, *options, test_it=STOPPED), "2 failed, 2 passed", code=1)
-    result = run(tmp_path, *options, "-o", "sync_fail_on_leak=true", test_it=STOPPED)
+    result = run(tmp_path, *options, *NO_LEAK, test_it=STOPPED)
     left = (("paused", "paused"), ("dead", "dead"), ("dead_by_others", "dead"))
     said = (f"left behind by test_it.py::test_left_{test}: sync_server was {how}" for test, how in left)
     check(result, "2 failed, 2 passed, 3 errors", *said, code=1)
-
-
-SCOPED = """
-from redis_sync_aio.testing import make_fixtures
-
-module_client, module_coordinator = make_fixtures("module", prefix="module", client={"decode_responses": True})
-sync_client, sync_coordinator = make_fixtures(coordinator={"prefix": "own:"}, clean=False)
-"""
-SCOPED_TESTS = """
-import pytest_asyncio
-
-async def test_first(module_coordinator, module_client):
-    global first
-    first = module_coordinator
-    async with module_coordinator.lock("x") as lease:
-        assert await module_client.get("x") == lease.token
-    await module_client.set("kept", "yes")
-
-async def test_second(module_coordinator, module_client, sync_coordinator):
-    assert module_coordinator is first and sync_coordinator.client is not module_client
-    assert await module_client.get("kept") == "yes"
-    async with sync_coordinator.lock("x") as lease:
-        assert ":own:" in lease.token
-"""
-
-
-@pytest.mark.ci
-def test_fixtures_of_another_scope(tmp_path: Path) -> None:
-    check(run(tmp_path, *asyncio_options("auto", "module"), conftest=SCOPED, test_it=SCOPED_TESTS), "2 passed")
-
-
-UNUSED = """
-import sys
-
-def test_nothing_of_ours_is_imported():
-    assert not [name for name in sys.modules if name.partition(".")[0] in ("redis", "redis_sync_aio", "hiredis")]
-"""
-
-
-def test_a_run_that_uses_no_fixture_imports_neither_redis_nor_the_package(tmp_path: Path) -> None:
-    check(run(tmp_path, test_it=UNUSED), "1 passed")
-
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.mark.ci
-@pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are not next to these tests")
-def test_the_example_passes(tmp_path: Path) -> None:
-    files = {name: (EXAMPLES / f"{name}.py").read_text() for name in ("seats", "test_seats")}
-    options = asyncio_options("strict", "function")
-    check(run(tmp_path, *options, "-o", "sync_fail_on_leak=true", **files), "3 passed")

@@ -22,6 +22,7 @@ from ..support.embedded import alive, base, eventually
 
 __all__ = ["base"]
 
+pytestmark = pytest.mark.real
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {
     "independent": lambda: IndependentServers(3),
     "sentinel": SentinelTopology,
@@ -92,6 +93,7 @@ async def test_a_minority_of_independent_servers_may_die() -> None:
             await client.aclose()
 
 
+@pytest.mark.ci
 async def test_a_planned_failover_of_sentinel_leads_clients_to_the_replica() -> None:
     """The lock is held by the new primary, too; the client follows by itself."""
     async with (

@@ -85,6 +85,7 @@ async def test_rights_that_refuse_it_are_no_failure(redis: Redis, make_client: M
     await admin.execute_command("ACL", "DELUSER", "nameless")
 
 
+@pytest.mark.real
 async def test_it_takes_no_round_trip(redis: Redis, make_client: MakeClient) -> None:
     """The name is set between commands that are sent together: nothing of this process comes in between."""
     admin: Any = redis

@@ -23,6 +23,7 @@ from ..support.body import FAST, waits
 from ..support.clusters import Nodes
 from ..support.inside import INBOX_PREFIX, hub_module, hubs
 
+pytestmark = pytest.mark.real
 DROPPED = "was dropped without aclose()"
 
 

@@ -38,7 +38,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
 BOUND = 9.0
 """Seconds from the last line to the end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from redis_sync_aio.errors import WrongContext
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.clusters import Nodes
-from ..support.sentinels import GROUP, sentinels
+from ..support.sentinels import GROUP, Group
 
 NAMED = "from-url"
 QUICK_START = """
@@ -52,7 +51,7 @@ async def use(url: str, **options: Any) -> Coordinator:
     return sync
 
 
-@pytest.mark.parametrize("way", ["tcp", "unix"])
+@pytest.mark.parametrize("way", ["tcp", pytest.param("unix", marks=pytest.mark.ci)])
 def test_a_program_of_three_lines_ends_without_a_warning(server: EmbeddedServer, way: str) -> None:
     """What is not closed would warn, and a warning is an error here."""
     url = server.url if way == "tcp" else f"unix://{server.unix_socket}"
@@ -87,6 +86,7 @@ async def test_the_client_of_the_caller_stays_open(redis: Redis, make_client: Ma
     assert any(one["name"] == NAMED for one in await redis.client_list())
 
 
+@pytest.mark.real
 async def test_another_event_loop_closes_neither(server: EmbeddedServer) -> None:
     async with Coordinator.from_url(server.url) as sync:
         await sync.client.ping()
@@ -114,15 +114,13 @@ async def test_a_cluster(nodes: Nodes) -> None:
             await none_left(client)
 
 
-async def test_sentinel(tmp_path: Path) -> None:
+async def test_sentinel(group: Group) -> None:
     """The clients of the sentinels are closed as well."""
-    async with sentinels(tmp_path) as group:
-        hosts = ",".join(f"{group.primary.host}:{port}" for port in group.ports)
-        await use(f"redis+sentinel://{hosts}/{GROUP}", sentinel_kwargs={"client_name": NAMED})
-        async with group.primary.client() as client:
+    hosts = ",".join(f"{group.primary.host}:{port}" for port in group.ports)
+    await use(f"redis+sentinel://{hosts}/{GROUP}", sentinel_kwargs={"client_name": NAMED})
+    for port in (group.primary.port, *group.ports):
+        async with Redis(port=port or 0) as client:
             await none_left(client)
-        for one in group.sentinel.sentinels:
-            await none_left(one)
 
 
 @pytest.mark.parametrize("url", ["redis://:secret@one,two", "localhost", "redis://one/secret"])

@@ -27,7 +27,7 @@ from ..support.scenes import (
 from ..support.timed import Timed
 from ..support.tls import encrypted, make_tls
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.real
 
 
 # -- A8: forks -----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.inside import close_implicit, hubs
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.real
 
 
 def connections(server: EmbeddedServer) -> int:

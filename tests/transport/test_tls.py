@@ -37,7 +37,7 @@ from ..support.wire_sweep import (
 from ..support.wired import RELEASE, SOON, wired
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes
-from ..support.sentinels import sentinels
+from ..support.sentinels import Group
 from ..support.tls import encrypted, make_tls
 
 
@@ -114,16 +114,13 @@ async def test_everything_works_in_a_cluster(nodes: Nodes) -> None:
     await wait_until(gone, FAST, timeout=30)
 
 
-@pytest.mark.timing
-@pytest.mark.timeout(120)
-async def test_the_primary_that_sentinels_name_is_used(tmp_path: Path) -> None:
-    async with sentinels(tmp_path) as group:
-        manager: Any = Sentinel([(group.primary.host, port) for port in group.ports])  # type: ignore[no-untyped-call]
-        client = manager.master_for("main")
-        await every_use(client)
-        await client.aclose()
-        for one in manager.sentinels:
-            await one.aclose()
+async def test_the_primary_that_sentinels_name_is_used(group: Group) -> None:
+    manager: Any = Sentinel([(group.primary.host, port) for port in group.ports])  # type: ignore[no-untyped-call]
+    client = manager.master_for("main")
+    await every_use(client)
+    await client.aclose()
+    for one in manager.sentinels:
+        await one.aclose()
 
 
 async def test_a_conflict_is_an_error_of_ours(client: Valkey) -> None:
@@ -162,7 +159,7 @@ async def test_settings_are_carried_over(redis: Redis, server: EmbeddedServer) -
     await admin.execute_command("ACL", "DELUSER", "few")
 
 
-@pytest.mark.timing
+@pytest.mark.real
 async def test_tls_is_carried_over(redis: Redis, server: EmbeddedServer, tmp_path: Path) -> None:
     """With the authority that the client believes: without it no connection could be opened."""
     tls = make_tls(tmp_path)
