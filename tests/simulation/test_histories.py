@@ -44,6 +44,7 @@ from ..support.inside import (
     LockKeys,
     LockSnapshot,
     Message,
+    Outcome,
     Renewed,
     Ticket,
     lock_keys,
@@ -121,7 +122,6 @@ class History(Compared[LockSnapshot]):
             pipe.pttl(key)
         holder, last, queue, polls, left, in_queue, kept, in_polls = pipe.execute()
         assert -1 not in (left, in_queue, kept, in_polls), "a key without a ttl"
-        assert not last or kept > HOUR_MS - SLOW_MS, "P8: a fence is remembered for an hour at least"
         return replace(
             self.model,
             now=self.now,
@@ -129,7 +129,7 @@ class History(Compared[LockSnapshot]):
             left=_near(left, self.model.left),
             fence=int(last[:16]) if last else 0,
             granted=last[17:] if last else b"",
-            kept=self.model.kept,  # checked above; a late copy of a request may shorten it
+            kept=_near(kept, self.model.kept),
             queue=tuple(ticket for ticket, _ in queue),
             places={ticket: int(place) for ticket, place in queue},
             polls={ticket: int(until) for ticket, until in polls},
@@ -154,6 +154,8 @@ class History(Compared[LockSnapshot]):
             assert Message(found["channel"], found["data"]) == told
         self.model = replace(decision.after, mute=False)
         stored = self.stored()
+        if isinstance(reply, tuple) and reply[0] == Outcome.SPENT and stored.kept > HOUR_MS - SLOW_MS:
+            self.model = replace(self.model, kept=stored.kept)  # a late copy of a request may shorten it
         assert stored == self.model
         self.model = stored  # with the places of tickets
 
@@ -217,7 +219,8 @@ class History(Compared[LockSnapshot]):
         again = () if former is None else (b"" if most is None else most, former)
         asked = (*words, int(reusable), *(again or (() if most is None else (most,))))
         decide = lambda it: rules.acquire(it, *words, reusable, most, former)  # noqa: E731
-        self.queued(actor.ticket, self.both(decide, "lock/acquire", *asked, mute=mute))
+        with self.kept_in(KEYS.queue, *([KEYS.polls] if words[3] else [])) as queued:
+            queued(actor.ticket, self.both(decide, "lock/acquire", *asked, mute=mute))
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:

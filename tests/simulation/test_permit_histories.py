@@ -44,6 +44,7 @@ from ..support.histories import (
 )
 from ..support.inside import (
     FENCE_RANGE,
+    HOUR_MS,
     PAUSED_LIMIT,
     WRITER_WEIGHT,
     Message,
@@ -62,6 +63,9 @@ KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
 SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "attach", "count_down"))
 BARRIERS = ("barrier/join", "barrier/break")
+
+SLOW_MS = 30_000
+"""A test is over before so much of a real ttl has passed."""
 
 Rule = Callable[[PermitSnapshot], PermitDecision]
 
@@ -128,6 +132,7 @@ class History(Compared[PermitSnapshot]):
         super().__init__()
         self.model = PermitSnapshot(START, deaf=frozenset({NOBODY}))
         self.actors: list[Actor] = []
+        self.kept = 0  # until when it is, in ms
         self.remembered = 0  # the last fence that the server knew
         self.granted_now: Mapping[bytes, Permit] = {}
 
@@ -142,7 +147,7 @@ class History(Compared[PermitSnapshot]):
             pipe.pttl(key)
         state, until, queue, polls, *ttls = pipe.execute()
         assert -1 not in ttls, "a key without a ttl"
-        state.pop(b"kept", None)  # until when the keys last; not a matter of the rules
+        self.check_kept(int(state.pop(b"kept", 0)), until, *ttls[:2])
         permits: dict[bytes, Permit] = {}
         for token, score in until:
             weight, fence, *previous = map(int, state.pop(b"=" + token).split())
@@ -165,6 +170,20 @@ class History(Compared[PermitSnapshot]):
             polls=alive,
             **known,
         )
+
+    def check_kept(self, kept: int, until: list[tuple[bytes, float]], permits: int, state: int) -> None:
+        """What is known lasts until ``kept``, in ms: for longer than each permit, and for an hour after a grant."""
+        left = kept - self.now // 1000
+        assert not until or permits > left - SLOW_MS
+        if state > 0:
+            assert state > min(left, HOUR_MS) - SLOW_MS
+            assert all(score < (kept + 1) * 1000 for _, score in until), "a permit lasts for longer than what is known of it"
+        if kept == self.kept:
+            return
+        self.kept = kept
+        if kept:
+            assert abs(state - left) < SLOW_MS
+            assert left > HOUR_MS
 
     def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
         return client.evalsha(self.scripts[script], 4, *KEYS.all, *arguments, *divmod(self.now, SECOND))
@@ -267,7 +286,8 @@ class History(Compared[PermitSnapshot]):
         asked = (*arguments, *size, *(again or (() if most is None else (most,))))
         self.asking, self.own = actor, (actor.ticket,)
         decide = lambda it: rules.acquire(it, *arguments, *size, most, former)  # noqa: E731
-        self.queued(actor.ticket, self.both(decide, "permits/acquire", *asked, mute=mute))
+        with self.kept_in(QUEUE, *([POLLS] if actor.poll_ms else [])) as queued:
+            queued(actor.ticket, self.both(decide, "permits/acquire", *asked, mute=mute))
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:
@@ -453,7 +473,8 @@ class Barriers(History):
         ends: tuple[int, ...] = (1,) if new else ()
         rule: Rule = lambda it: barriers.join(it, *words, parties, actor.ttl_ms, new)  # noqa: E731
         self.asks_from = frozenset({actor.listens} if actor.listens else ())
-        self.both(rule, "barrier/join", *words, 1, -parties, actor.ttl_ms, *ends, mute=mute)
+        with self.kept_in(QUEUE, POLLS) as queued:
+            queued(b"", self.both(rule, "barrier/join", *words, 1, -parties, actor.ttl_ms, *ends, mute=mute))
         self.asks_from = frozenset()
 
     def resize(self, data: st.DataObject) -> None:

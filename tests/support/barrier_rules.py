@@ -30,7 +30,7 @@ def join(
     if not draft.limit or (draft.limit < 0 and not draft.queue):
         draft.limit = -parties
     if token in draft.permits or draft.limit != -parties or not (present or new):
-        return _decline(draft, token, member, parties)
+        return _decline(draft, token, member if present else b"", parties)
     lives_ms = max(ttl_ms, poll_ms)
     alive, look = _look_at_others(draft, member, lives_ms)
     if not alive:

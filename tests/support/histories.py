@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .inside import ASK_AGAIN, Decision, Message, Outcome, S
+from .inside import ASK_AGAIN, QUEUE_TTL_MS, Decision, Message, Outcome, S
 from .options import OPTIONS
 
 INBOXES = (b"rsa:1", b"rsa:2")
@@ -78,10 +78,25 @@ class Compared(RuleBasedStateMachine, Generic[S]):
         self.fence = 0
         self.came: dict[bytes, int] = {}  # when each ticket entered the queue; its repeated request says so
 
-    def queued(self, ticket: bytes, decision: Decision[S]) -> None:
-        """Remember, as a process does, when its request entered the queue."""
-        if isinstance(decision.reply, tuple) and decision.reply[0] == Outcome.QUEUED:
-            self.came.setdefault(ticket, decision.reply[3])
+    @contextmanager
+    def kept_in(self, *keys: bytes) -> Iterator[Callable[[bytes, Decision[S]], None]]:
+        """Yield what is called with a ticket and the decision: who is queued keeps these keys for their whole ttl.
+
+        It also remembers, as a process does, when its request entered the queue.
+        """
+        before = self.model
+        for key in keys:
+            self.client.pexpire(key, QUEUE_TTL_MS // 2)
+
+        def queued(ticket: bytes, decision: Decision[S]) -> None:
+            if isinstance(decision.reply, tuple) and decision.reply[0] == Outcome.QUEUED:
+                self.came.setdefault(ticket, decision.reply[3])
+                if self.watching and self.model == replace(before, now=self.now):
+                    return  # in the same moment nothing has to be written
+                for key in keys:
+                    assert self.client.pttl(key) > 0.9 * QUEUE_TTL_MS, "a ticket ends before its owner asks again"
+
+        yield queued
 
     @initialize()
     def begin(self) -> None:
