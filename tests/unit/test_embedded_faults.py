@@ -13,6 +13,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.embedded import alive, eventually, group_exists, output, ping, python
 from ..support.embedded import base as base
 
+pytestmark = pytest.mark.real
+
 
 @pytest.mark.parametrize("port", [None, 0])
 async def test_restart_keeps_data_if_persistent(port: int | None) -> None:

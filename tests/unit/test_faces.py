@@ -158,14 +158,6 @@ async def test_a_lease_of_a_redlock_shows_where_it_is_held_too() -> None:
             await client.aclose()
 
 
-async def test_a_term_shows_its_number_too(sync: Coordinator) -> None:
-    election = LeaderElection(sync, "faces")
-    assert public(election) == {"lead", "leader", "name", "resign", "run", "statistics", "watch"}
-    async with election.lead() as term:
-        assert public(term) == GUARDING | {"number"}
-        assert not undocumented(term)
-
-
 def test_what_processes_wait_for_together_shows_little_more_than_asyncio_does(sync: Coordinator) -> None:
     assert public(AsyncEvent(sync, "faces")) == {"clear", "is_set", "name", "set", "statistics", "wait"}
     barrier = {"abort", "broken", "n_waiting", "name", "parties", "reset", "statistics", "wait"}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 OF_THE_MODULE = {
-    *("unit/test_types_and_keys", "unit/test_schedule", "unit/test_refusals", "unit/test_lua_lint", "support/lua_lint"),
+    *("unit/test_types_and_keys", "unit/test_schedule", "unit/test_refusals"),
     *("engine/test_talks", "engine/test_engines", "simulation/test_histories", "simulation/test_permit_histories"),
     *("support/attach_rules", "support/barrier_rules", "support/gate_rules"),
     *("simulation/test_schedules", "mutation/test_core_mutants", "mutation/test_sharing_mutants"),
     *("mutation/test_transaction_mutants", "mutation/test_watch_mutants"),
 }
-"""Tests of the very modules that they import, and the linter of the scripts."""
+"""Tests of the very modules that they import."""
 
 
 def imports() -> Iterator[tuple[Path, str]]:

@@ -150,7 +150,6 @@ ACCEPTED: tuple[bytes, ...] = (
 )  # fmt: skip
 REFUSED: tuple[bytes, ...] = (b"", b"x" * (MAX_NAME_BYTES + 1), b"x" * (1 << 20), b"}" * 9000)
 NOT_IN_A_CLUSTER: tuple[bytes, ...] = (b"{}", b"}", b"a}{b", b"a}b", b"{}a", b"a{}b", b"{}{a}", b"{}}", b"a}")
-EITHER: tuple[bytes, ...] = (b"{", b"a{", b"a{b", b"{{", b"{{}", b"{{}}", b"{a}" * 9000)
 
 
 def assert_one_slot(name: bytes) -> None:
@@ -187,15 +186,6 @@ def test_e1_a_name_that_breaks_its_hash_tag_is_refused_where_there_are_slots(nam
         check_slot(name, b"app:")
 
 
-@pytest.mark.parametrize("name", EITHER, ids=shown)
-def test_e1_odd_names_are_refused_or_share_their_slot(name: bytes) -> None:
-    try:
-        check_slot(name)
-        assert_one_slot(name)
-    except ValueError:
-        pass
-
-
 @given(st.binary(min_size=1) | st.lists(st.sampled_from([b"{", b"}", b"a", b":", b"\xff"]), min_size=1).map(b"".join))
 def test_e1_every_accepted_name_shares_its_slot(name: bytes) -> None:
     try:
@@ -205,34 +195,11 @@ def test_e1_every_accepted_name_shares_its_slot(name: bytes) -> None:
     assert_one_slot(name)
 
 
-def test_e1_all_names_of_braces_up_to_6_characters() -> None:
-    accepted = 0
-    for length in range(1, 7):
-        for characters in product((b"{", b"}", b"a"), repeat=length):
-            name = b"".join(characters)
-            try:
-                check_slot(name)
-            except ValueError:
-                continue
-            assert_one_slot(name)
-            accepted += 1
-    assert accepted > 300
-
-
 @given(st.binary())
 def test_the_hash_tag_is_what_redis_hashes(key: bytes) -> None:
     tag = hash_tag(key)
     if b"{" not in tag and b"}" not in tag:
         assert key_slot(key) == key_slot(tag)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [(b"b", b"a{b}c"), (b"a{b}c", b"c{b}a"), (b"{b}", b"a{b}c"), (b"a", b"A"), (b"a", b"{a}"), (b"a:b", b"{a:b}")],
-)
-def test_p1_different_names_share_no_key(one: bytes, other: bytes) -> None:
-    """Two locks with one queue would hand each other's waiters the wrong lock."""
-    assert not set(lock_keys(one).all) & set(lock_keys(other).all)
 
 
 @pytest.mark.parametrize("prefix", [b"", b"app:", b"a:"])
@@ -305,16 +272,6 @@ async def test_text_is_encoded_as_the_client_encodes_keys(encoding: str, name: s
     assert encode(Redis(encoding=encoding), name, "name") == wire
 
 
-@given(st.text() | st.binary())
-def test_e1_a_lock_is_made_or_refused_and_nothing_else(name: str | bytes) -> None:
-    try:
-        lock = AsyncLock(Redis(), name)
-    except ValueError:
-        return
-    assert lock.name
-    assert repr(lock)
-
-
 def all_keys(name: bytes) -> list[Keys]:
     permits = [permit_keys(name, kind) for kind in ("sem", "rw")]
     return [lock_keys(name), robust_keys(name), gate_keys(name), *permits]
@@ -331,14 +288,3 @@ def test_p1_nothing_is_taken_for_something_else() -> None:
         seen = [keys.id for keys in kinds]
         assert len(set(seen)) == len(seen)
         names = sorted({b"x", b"x lua", b"x watch"}.union(seen, *(keys.all for keys in kinds)))
-
-
-@given(st.binary(min_size=1, max_size=20), st.sampled_from(ENGINES), st.sampled_from(ENGINES))
-def test_an_engine_is_chosen_once_or_again(name: bytes, first: Engine, second: Engine) -> None:
-    try:
-        every = all_keys(name)
-    except ValueError:
-        return
-    for keys in every:
-        assert keys.by(first).by(second) == keys.by(second)
-        assert keys.by("auto") is keys

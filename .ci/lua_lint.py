@@ -1,4 +1,4 @@
-"""Lint the Lua scripts as a server gets them, includes and constants in place: ``python -m tests.support.lua_lint``.
+"""Lint the Lua scripts as a server gets them, includes and constants in place: ``python .ci/lua_lint.py``.
 
 Finds what Lua does not report before a line runs: globals that nothing defines, functions that the libraries do not
 have, locals that nothing reads, and a local that hides another one of its block. (Luacheck finds the same; it is in no
