@@ -92,6 +92,7 @@ async def a_permit(sync: Coordinator) -> Calls:
     return calls
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("most", "act"),
     [

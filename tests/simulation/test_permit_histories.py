@@ -178,7 +178,7 @@ class History(Compared[PermitSnapshot]):
         if state > 0:
             assert state > min(left, HOUR_MS) - SLOW_MS
             assert all(score < (kept + 1) * 1000 for _, score in until), (
-                "a permit lasts for longer than what is known of it"
+                "a permit outlives what is known of it"
             )
         if kept == self.kept:
             return
