@@ -177,9 +177,7 @@ class History(Compared[PermitSnapshot]):
         assert not until or permits > left - SLOW_MS
         if state > 0:
             assert state > min(left, HOUR_MS) - SLOW_MS
-            assert all(score < (kept + 1) * 1000 for _, score in until), (
-                "a permit outlives what is known of it"
-            )
+            assert all(score < (kept + 1) * 1000 for _, score in until), "a permit outlives what is known of it"
         if kept == self.kept:
             return
         self.kept = kept
