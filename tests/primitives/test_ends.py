@@ -1,35 +1,54 @@
-"""The end of a body, a lease or a coordinator takes the time that it is given, whatever Redis does."""
+"""P5, P12: ends of bodies, leases and coordinators take the time that they are given, and leave nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, wait_until
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    FenceGate,
+    LeaseLost,
+    Unreachable,
+    wait_until,
+)
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.testing.faults import FaultProxy
+from redis_sync_aio.types import Engine
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
-from ..support.inside import now
+from ..support.clusters import Nodes
+from ..support.inside import Call, hub_module, hub_of, lock_keys, now
+from ..support.proxy import CUT_BEFORE, HOLD
+from ..support.sweep import Outcome, sweep
+from ..support.wired import MODES, RELEASE, RENEW, wired
+from ..support.wired import quiet_loop as quiet_loop
 from .conftest import PRIMITIVES, Make, Primitive
 
-everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+shared_or_not = pytest.mark.parametrize("share", [False, True])
+engines = pytest.mark.parametrize("engine", ["lua", "watch"])
 
 
 # -- a body that fails while Redis is away -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [False, True])
+@shared_or_not
 @pytest.mark.parametrize("how", ["error", "cancelled"])
 async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
     server: EmbeddedServer, how: str, share: bool
 ) -> None:
-    """F7: its release goes on in the background, and frees the lock when the server is back."""
+    """F7: its release continues in the background, and frees the lock when the server is back."""
     async with FaultProxy(server) as proxy, proxy.client() as client:
         sync = Coordinator(client, response_timeout=30, exit_timeout=0.2)
         entered = asyncio.Event()
@@ -43,40 +62,20 @@ async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
                 await for_ever()
 
         task = asyncio.create_task(body())
-        try:
-            await entered.wait()
-            began = now()
-            if how == "cancelled":
-                task.cancel()
-            await asyncio.wait([task], timeout=20)
-            assert task.done()
-            assert now() - began < 10, "far less than the answer may take"
-        finally:
-            proxy.black_hole = False
-        error = asyncio.CancelledError if how == "cancelled" else KeyError
-        with pytest.raises(error) as raised:
+        await entered.wait()
+        began = now()
+        if how == "cancelled":
+            task.cancel()
+        await asyncio.wait([task], timeout=20)
+        assert task.done()
+        assert now() - began < 0.5, "far less than the answer may take"
+        proxy.black_hole = False
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else KeyError) as raised:
             await task
         assert "has no answer yet and goes on" in raised.value.__notes__[0]
         async with asyncio.timeout(20), AsyncLock(sync, "it"):
             pass
         await sync.aclose()
-
-
-# -- what watches a lease ----------------------------------------------------------------------------------
-
-
-@everything
-async def test_what_watches_a_lease_ends_with_its_release(primitive: Primitive, make: Make) -> None:
-    """A task group with a watcher in it is left when the lease was released, and is told that it was not lost."""
-    lease = await make().acquire()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        watching = group.create_task(lease.wait_lost())
-        await asyncio.sleep(0)
-        assert not watching.done()
-        await lease.release()
-    assert watching.result() is False
-    assert lease.lost is False
-    assert await lease.wait_lost() is False  # it has ended already
 
 
 async def test_an_error_that_passes_task_groups_waits_once(server: EmbeddedServer) -> None:
@@ -101,14 +100,11 @@ async def test_an_error_that_passes_task_groups_waits_once(server: EmbeddedServe
                     raise KeyError("of the innermost body")
 
         task = asyncio.create_task(level(0))
-        try:
-            await entered[2].wait()
-            began = now()
-            await asyncio.wait([task], timeout=60)
-            assert task.done()
-            assert 3 <= now() - began < 9, "it would be 18 if each of six bodies waited"
-        finally:
-            proxy.black_hole = False
+        await entered[2].wait()
+        began = now()
+        await asyncio.wait([task], timeout=60)
+        assert 3 <= now() - began < 9, "it would be 18 if each of six bodies waited"
+        proxy.black_hole = False
         with pytest.raises(ExceptionGroup) as raised:
             await task
         assert raised.group_contains(KeyError)
@@ -117,16 +113,168 @@ async def test_an_error_that_passes_task_groups_waits_once(server: EmbeddedServe
         async def free() -> bool:
             return not await client.exists(*names)
 
-        await wait_until(free, FAST, timeout=30)  # the releases go on
+        await wait_until(free, FAST, timeout=30)
 
 
-# -- draining ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+async def test_a_task_that_watches_a_lease_ends_with_its_release(primitive: Primitive, make: Make) -> None:
+    """A task group with a watcher in it is left when the lease was released, and is told that it was not lost."""
+    lease = await make().acquire()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        watching = group.create_task(lease.wait_lost())
+        await asyncio.sleep(0)
+        assert not watching.done()
+        await lease.release()
+    assert watching.result() is False
+    assert lease.lost is False
+    assert await lease.wait_lost() is False  # it has ended already
 
 
-@pytest.mark.parametrize("share", [False, True])
+# -- releases ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -> None:
+    """It may be released again until it ends; behind the end of its coordinator that is told, and does not hang."""
+    async with wired(server, mode, retry_for=0.3) as w:
+        lease = await w.lock(ttl=10).acquire()
+        w.proxy.refuse = True
+        await w.proxy.cut()
+        with pytest.raises(Unreachable):
+            await lease.release()
+        lease.check()
+        await w.sync.aclose()
+        for use in (lease.release, lambda: lease.extend(5), lease.release):
+            with pytest.raises(CoordinatorClosed):
+                await asyncio.wait_for(use(), 15)
+        await w.direct.delete(w.name)
+
+
+async def test_p5_a_release_behind_a_renewal_that_was_answered(server: EmbeddedServer) -> None:
+    """The server was told to keep it for longer than the first deadline, at which the release is given up."""
+    async with wired(server, claim=2.0) as w:  # less than the release is repeated for
+        holder = await w.elsewhere().acquire()
+        waiting = asyncio.create_task(w.lock(ttl=30).acquire())
+        await w.queued()
+        renewal = w.proxy.on(RENEW, HOLD)
+        release = w.proxy.on(RELEASE, HOLD)
+        await holder.release()
+        lease = await waiting
+        assert lease.remaining() < 10, "for less than the whole ttl at first"
+        await asyncio.wait_for(renewal.fired.wait(), 15)
+        outage = w.proxy.on("HELLO", CUT_BEFORE, times=None)
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)
+        renewal.release.set()
+        await asyncio.wait_for(release.fired.wait(), 15)
+        await asyncio.sleep(0.01)  # the renewal is answered
+        await w.proxy.cut()
+        with pytest.raises(LeaseLost):
+            await releasing
+        outage.cancel()
+        async with asyncio.timeout(5), w.elsewhere() as again:
+            assert again.fence > lease.fence
+
+
+@engines
+@pytest.mark.parametrize("slow", [False, True])
+async def test_p5_a_release_under_way_when_the_client_is_closed(
+    server: EmbeddedServer, redis: Redis, engine: Engine, slow: bool
+) -> None:
+    """It is executed, although nothing else is held that would be given back."""
+    async with FaultProxy(server) as proxy:
+        client: Any = proxy.client()
+        sync = Coordinator(client, exit_timeout=15)
+        lease = await AsyncLock(sync, "left", engine=engine).acquire()
+        proxy.latency = 0.2 * slow
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await client.aclose()
+        async with asyncio.timeout(15):
+            await releasing
+        assert not await redis.exists("left")
+        await sync.aclose()
+
+
+async def test_p5_a_cancelled_request_when_the_client_is_closed(make_client: MakeClient, redis: Redis) -> None:
+    clients: list[Redis] = []
+
+    async def ask() -> object:
+        clients.append(make_client())
+        return await AsyncLock(clients[-1], "left", engine="watch").acquire()
+
+    async def check(outcome: Outcome[object]) -> None:
+        await clients[-1].aclose()
+        if outcome.value is not None:
+            await redis.delete("left")
+
+        async def gone() -> bool:
+            closing = any(task.get_name() == "redis_sync_aio close" for task in asyncio.all_tasks())
+            return not await redis.exists("left") and not closing
+
+        await wait_until(gone, FAST, timeout=15)
+
+    await sweep(ask, check, ways=["task"])
+
+
+async def test_p5_a_cancelled_resize_is_heard_of(server: EmbeddedServer) -> None:
+    """The server has the new limit, so this object does, too."""
+    async with wired(server) as w:
+        semaphore = AsyncSemaphore(w.sync, "resized", limit=2)
+        async with semaphore:
+            pass
+        resizing = asyncio.create_task(semaphore.resize(3))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        resizing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await resizing
+        await wait_until(lambda: semaphore.limit == 3, FAST, timeout=5)
+        async with semaphore.acquire(timeout=5):
+            assert (await semaphore.statistics()).limit == 3
+
+
+async def test_p12_names_that_were_taken_are_forgotten(sync: Coordinator, other: Coordinator) -> None:
+    async with AsyncLock(other, "a"), AsyncLock(other, "b"):
+        for names in (["a"], ["x", "b"], ["{t}x", "{t}y", "a"]):
+            assert await AsyncMultiLock(sync, names).try_acquire() is None
+            with pytest.raises(TimeoutError):
+                await AsyncMultiLock(sync, names).acquire(timeout=0)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=15)
+
+
+@engines
+async def test_p12_tickets_of_an_identity_that_holds_already(
+    redis: Redis, other: Coordinator, make_client: MakeClient, engine: Engine
+) -> None:
+    """Several poll by one identity; those who find that it has the lock leave the queue, and what keeps them alive."""
+    async with Coordinator(make_client(), push="never") as polling:
+        for make, queue in (
+            (lambda sync: AsyncLock(sync, "left", engine=engine), "{left}:"),
+            (lambda sync: AsyncSemaphore(sync, "left", limit=1, engine=engine), "{left}:sem:"),
+            (lambda sync: AsyncReadWriteLock(sync, "left").write(), "{left}:rw:"),
+        ):
+            held = await make(other).acquire()
+            waiting = [asyncio.create_task(make(polling).acquire(identity="w")) for _ in range(3)]
+
+            async def queued(queue: str = queue) -> bool:
+                return await redis.zcard(f"{queue}queue") >= 3
+
+            await wait_until(queued, FAST, timeout=15)
+            await held.release()
+            leases = await asyncio.gather(*waiting)
+            await leases[0].release()
+            assert await redis.exists(f"{queue}queue", f"{queue}polls") == 0
+
+
+# -- the coordinator ---------------------------------------------------------------------------------------
+
+
+@shared_or_not
 async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, share: bool) -> None:
     """They are renewed meanwhile, and may release by name; the coordinator closes as soon as nothing is held."""
-    sem = AsyncSemaphore(sync, "it", limit=1, ttl=0.6, share=share)
+    sem = AsyncSemaphore(sync, "it", limit=1, ttl=3, share=share)
     leave = asyncio.Event()
 
     async def body() -> str:
@@ -141,13 +289,13 @@ async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, sh
     waiting = asyncio.create_task(sem.acquire())
     await wait_until(waits(sem), FAST, timeout=5)
     closing = asyncio.create_task(sync.aclose(drain=30))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         with pytest.raises(CoordinatorClosed):
             await waiting
         for refused in (sem, sync.lock("another"), AsyncLock(sync, "a third", share=True)):
             with pytest.raises(CoordinatorClosed, match="is being closed"):
                 await refused.acquire()
-        await asyncio.sleep(1.0)  # longer than the ttl
+        await asyncio.sleep(5)  # longer than the ttl
         assert not closing.done()
         leave.set()
         assert await running == "ended"
@@ -155,9 +303,11 @@ async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, sh
     assert sync.why_closed is not None
 
 
-@pytest.mark.parametrize("second", [60, 0.2, 0], ids=["as long", "shorter", "not"])
-async def test_two_that_drain_it_end_together(sync: Coordinator, second: float) -> None:
-    """When nothing is held, or when the shorter time has passed: what is held then is closed."""
+@pytest.mark.parametrize("second", [60, 0.2, 0, None], ids=["as long", "shorter", "not", "nobody else"])
+async def test_draining_ends_with_what_is_held_or_after_the_shortest_time(
+    sync: Coordinator, second: float | None
+) -> None:
+    """What is held then is closed."""
     leave = asyncio.Event()
 
     async def body() -> None:
@@ -166,20 +316,22 @@ async def test_two_that_drain_it_end_together(sync: Coordinator, second: float) 
 
     running = asyncio.create_task(body())
     await wait_until(sync.lock("it").locked, FAST, timeout=5)
-    both = [asyncio.create_task(sync.aclose(drain=drain)) for drain in (60, second)]
+    times = [0.2] if second is None else [60, second]
+    all_of_them = [asyncio.create_task(sync.aclose(drain=drain)) for drain in times]
     await asyncio.sleep(0)
     if second == 60:
         leave.set()
-    done, _ = await asyncio.wait(both, timeout=30)
-    assert done == set(both)
+    done, _ = await asyncio.wait(all_of_them, timeout=30)
+    assert done == set(all_of_them)
     if second == 60:
         await running
     else:
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLost) as lost:
             await running
+        assert lost.value.reason == "closed"
 
 
-@pytest.mark.parametrize("share", [False, True])
+@shared_or_not
 async def test_draining_an_idle_one_takes_no_time(sync: Coordinator, redis: Redis, share: bool) -> None:
     """A lease that only rests here for the next task is given back, and not waited for."""
     async with sync.lock("it", share=share, linger=3000 if share else 0):
@@ -187,23 +339,6 @@ async def test_draining_an_idle_one_takes_no_time(sync: Coordinator, redis: Redi
     async with asyncio.timeout(30):
         await sync.aclose(drain=3000)
     assert not await redis.exists("it")
-
-
-async def test_draining_ends_after_its_time(sync: Coordinator) -> None:
-    """What is still held then is closed as without draining."""
-
-    async def body() -> None:
-        async with sync.lock("it"):
-            entered.set()
-            await for_ever()
-
-    entered = asyncio.Event()
-    running = asyncio.create_task(body())
-    await entered.wait()
-    await sync.aclose(drain=0.2)
-    with pytest.raises(LeaseLost) as lost:
-        await running
-    assert lost.value.reason == "closed"
 
 
 async def test_a_cancelled_draining_closes(make_client: MakeClient) -> None:
@@ -224,3 +359,57 @@ async def test_a_bad_time_closes_nothing(sync: Coordinator, drain: Any) -> None:
         await sync.aclose(drain=drain)
     async with sync.lock("it"):
         pass
+
+
+def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:
+    """`asyncio.run` cancels it, too, while it waits for what is in flight."""
+
+    async def main() -> None:
+        async with server.client() as direct:
+            sync = Coordinator(server.client())
+            lease = await sync.lock("closing").acquire()
+            await direct.execute_command("CLIENT", "PAUSE", 3000, "WRITE")  # type: ignore[no-untyped-call]
+            releasing = asyncio.create_task(lease.release())
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(sync.aclose())
+            await asyncio.sleep(0.05)
+            assert not releasing.done()
+            assert not closing.done()
+            await direct.execute_command("CLIENT", "UNPAUSE")  # type: ignore[no-untyped-call]
+
+    asyncio.run(main())
+    with SyncRedis.from_url(server.url) as client:
+        assert not client.exists("closing")
+        until = now() + 10
+        while len(client.client_list()) > 1:  # the server may hear late of those that were closed
+            assert now() < until
+            time.sleep(0.01)
+
+
+async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
+    """It opens no connection to a shard that nobody was connected to."""
+    async with nodes.client() as client:
+        sync = Coordinator(client)
+        async with sync.lock(nodes.name_at(0)):
+            pass
+        await sync.aclose()
+        over = asyncio.get_running_loop().create_future()
+        sent = now()
+        call = Call(sent, sent + 20, over.set_result)
+        keys = lock_keys(nodes.name_at(1).encode())
+        hub_of(sync).commands.acquire(keys, b"late", call, ttl_ms=9, ticket=b"", poll_ms=0, more=(0,))
+        assert not over.done()  # not before `send` has returned
+        answer: Call = await asyncio.wait_for(over, 15)
+        assert isinstance(answer.error, CoordinatorClosed)
+        assert sync.connections == 1
+
+
+async def test_a_connection_that_is_only_asked_by_is_not_idle(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P12: gates and statistics use a connection as well."""
+    monkeypatch.setattr(hub_module, "IDLE", 5)
+    gate = FenceGate(redis, "only asked")
+    first = hub_of(redis)
+    for fence in range(1, 31):
+        await gate.accept(fence)
+        assert hub_of(redis) is first, fence
+        await asyncio.sleep(1)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
+import os
 import pickle
 import re
-import subprocess
+import socket
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as OutOfReach
 
 import redis_sync_aio
 from redis_sync_aio import (
@@ -41,6 +44,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied, WrongContext, WrongKeyType
+from redis_sync_aio.testing.faults import FaultProxy
 
 from ..support.inside import NAMES_OF_OTHERS
 
@@ -65,6 +69,8 @@ def test_words_of_redis_py(make: Make) -> None:
         make(Redis(), timeout=10)
     with pytest.raises(TypeError, match=r"has no argument 'blocking_timeout': .* acquire\(\)"):
         make(Redis(), blocking_timeout=10)
+    with pytest.raises(TypeError, match=r"'raise_on_release_error': .* contextlib\.suppress\(LeaseLost\)"):
+        make(Redis(), raise_on_release_error=False)
 
 
 @each_lock
@@ -88,10 +94,6 @@ def test_an_acquire_in_words_of_redis_py(make: Make) -> None:
         assert type(lock).__name__ in str(caught.value) or "timeout must" in right or "unexpected" in right
 
 
-def _swapped_redlock(clients: Any) -> object:
-    return AsyncRedlock(ORDERS, clients)
-
-
 ORDERS: Any = "orders"
 SEVERAL: Any = ["orders", "customers"]
 SWAPPED: dict[str, Callable[[Any], object]] = {
@@ -101,7 +103,7 @@ SWAPPED: dict[str, Callable[[Any], object]] = {
     "AsyncReadWriteLock": lambda client: AsyncReadWriteLock(ORDERS, client),
     "AsyncSemaphore": lambda client: AsyncSemaphore(ORDERS, client, limit=3),
     "AsyncMultiLock": lambda client: AsyncMultiLock(SEVERAL, client),
-    "AsyncRedlock": lambda client: _swapped_redlock([client, Redis(port=1)]),
+    "AsyncRedlock": lambda client: AsyncRedlock(ORDERS, cast("Any", [client, Redis(port=1)])),
     "AsyncEvent": lambda client: AsyncEvent(ORDERS, client),
     "AsyncCountDownLatch": lambda client: AsyncCountDownLatch(ORDERS, client, 3),
     "AsyncBarrier": lambda client: AsyncBarrier(ORDERS, client, 3),
@@ -131,12 +133,8 @@ def test_a_name_of_another_library_or_module_is_answered_with_the_import(name: s
     exec(right[1], {})
     with pytest.raises(AttributeError, match="write `from redis_sync_aio"):
         getattr(redis_sync_aio, name)
-
-
-def test_a_name_that_nothing_has_is_missing_as_anywhere() -> None:
     with pytest.raises(ImportError, match="cannot import name 'Nothing' from 'redis_sync_aio'"):
         exec("from redis_sync_aio import Nothing", {})
-    assert not hasattr(redis_sync_aio, "Lock")
 
 
 ADDRESS = "redis://user:secret@localhost"
@@ -154,13 +152,10 @@ def test_an_address_in_place_of_a_client_is_never_quoted(make: Make, given: Any)
     assert "secret" not in str(caught.value)
     if isinstance(given, (str, bytes)):
         assert "takes a client, not an address: for an address use Coordinator.from_url(...)" in str(caught.value)
-
-
-@pytest.mark.parametrize("given", [ADDRESS, [ADDRESS, f"{ADDRESS}:6380"]], ids=["one", "two"])
-def test_addresses_in_place_of_several_clients_are_never_quoted(given: Any) -> None:
-    with pytest.raises(TypeError, match="from_url") as caught:
-        AsyncRedlock(given, NAME)
-    assert "secret" not in str(caught.value)
+    for several in (given, [given, given]):
+        with pytest.raises(TypeError) as caught:
+            AsyncRedlock(several, NAME)
+        assert "secret" not in str(caught.value)
 
 
 def test_an_argument_of_the_client_says_where_it_goes() -> None:
@@ -177,50 +172,40 @@ async def test_a_reentrant_lock_under_a_plain_one_says_what_to_do(sync: Coordina
             await sync.reentrant_lock(NAME).acquire(timeout=5)
 
 
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_no_answer_says_to_what(push: Any) -> None:
-    """A request that was not granted, or a body whose end was not confirmed: the caller does different things."""
-    with EmbeddedServer(port=0) as away:
-        async with away.client() as client, Coordinator(client, push=push, retry_for=2, exit_timeout=0.5) as sync:
-            lease = await sync.lock(NAME).acquire()
-            away.kill()
-            with pytest.raises(Unreachable, match="did not answer the acquire of 'other' within"):
-                await sync.lock("other").acquire()
-            with pytest.raises(Unreachable, match=r"did not (answer|confirm) the release of 'job'"):
-                await lease.release()
-
-
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_no_answer_to_a_downgrade_says_so(push: Any) -> None:
-    with EmbeddedServer(port=0) as away:
-        async with away.client() as client, Coordinator(client, push=push, retry_for=2) as sync:
-            lock = sync.read_write_lock(NAME)
-            writer = await lock.write().acquire()
-            away.kill()
-            with pytest.raises(Unreachable, match=f"did not answer the downgrade of '{NAME}' (within|in time)"):
-                await lock.downgrade(writer)
-
-
-WAITS: dict[str, Callable[[Coordinator, float | None], Awaitable[object]]] = {
-    "event": lambda sync, timeout: AsyncEvent(sync, NAME).wait(timeout=timeout),
-    "latch": lambda sync, timeout: AsyncCountDownLatch(sync, NAME, 2).wait(timeout=timeout),
-    "barrier": lambda sync, timeout: AsyncBarrier(sync, NAME, 2).wait(timeout=timeout),
+NO_ANSWER: dict[str, tuple[Callable[[Coordinator, Any], Awaitable[object]], str]] = {
+    "acquire": (lambda sync, _: sync.lock("other").acquire(), r"did not answer the acquire of 'other' within"),
+    "release": (lambda _, writer: writer.release(), r"did not (answer|confirm) the release of 'job'"),
+    "downgrade": (
+        lambda sync, writer: sync.read_write_lock(NAME).downgrade(writer),
+        "did not answer the downgrade of 'job' (within|in time)",
+    ),
+    "event": (lambda sync, _: sync.event(NAME).wait(), r"did not answer the wait for 'job' (within .* s|in time)"),
+    "latch": (
+        lambda sync, _: AsyncCountDownLatch(sync, NAME, 2).wait(timeout=30),
+        r"did not answer the wait for 'job' (within .* s|in time)",
+    ),
+    "barrier": (
+        lambda sync, _: AsyncBarrier(sync, NAME, 2).wait(timeout=1),
+        r"did not answer the wait for 'job' (within .* s|in time)",
+    ),
 }
 
 
-@pytest.mark.parametrize("timeout", [None, 30, 1], ids=["no timeout", "retry_for ends first", "timeout ends first"])
-@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 @pytest.mark.parametrize("push", ["auto", "never"])
-async def test_no_answer_to_a_wait_says_so(
-    push: Any, wait: Callable[[Coordinator, float | None], Awaitable[object]], timeout: float | None
+@pytest.mark.parametrize(("ask", "words"), NO_ANSWER.values(), ids=NO_ANSWER)
+async def test_no_answer_says_to_what(
+    server: EmbeddedServer, push: Any, ask: Callable[[Coordinator, Any], Awaitable[object]], words: str
 ) -> None:
-    """A waiter of an event, a latch or a barrier acquires nothing, and its error does not say that it does."""
-    with EmbeddedServer(port=0) as away:
-        async with away.client() as client, Coordinator(client, push=push, retry_for=2) as sync:
-            await sync.lock("other").locked()
-            away.kill()
-            with pytest.raises(Unreachable, match=f"did not answer the wait for '{NAME}' (within .* s|in time)"):
-                await wait(sync, timeout)
+    """The caller does different things then. A waiter of an event acquires nothing, and its error says so."""
+    async with FaultProxy(server) as proxy, proxy.client() as client:
+        sync = Coordinator(client, push=push, retry_for=2, exit_timeout=0.5)
+        writer = await sync.read_write_lock(NAME).write().acquire()
+        await sync.lock("connected").locked()
+        proxy.refuse = True
+        await proxy.cut()
+        with pytest.raises(Unreachable, match=words):
+            await ask(sync, writer)
+        await sync.aclose()
 
 
 @each_lock
@@ -233,13 +218,6 @@ def test_methods_of_redis_py(make: Make) -> None:
         assert (caught.value.name, caught.value.obj) == (name, lock)
     with pytest.raises(AttributeError, match=r"object has no attribute 'something'$"):
         lock.something  # noqa: B018
-
-
-@each_lock
-def test_an_ignored_error_of_the_release(make: Make) -> None:
-    """The hint for ``raise_on_release_error`` says how to ignore the error."""
-    with pytest.raises(TypeError, match=r"'raise_on_release_error': .* contextlib\.suppress\(LeaseLost\)"):
-        make(Redis(), raise_on_release_error=False)
 
 
 async def test_rights_without_scripts_name_scripts_first(redis: Redis, server: EmbeddedServer) -> None:
@@ -297,13 +275,6 @@ async def test_tls_on_a_port_without(server: EmbeddedServer, response_timeout: f
     ):
         with pytest.raises(Unreachable, match="use redis:// instead of rediss://"):
             await AsyncLock(sync, NAME).acquire(timeout=1.5)
-
-
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_for_how_long_redis_did_not_answer(push: Any) -> None:
-    async with Redis(port=1) as client, Coordinator(client, retry_for=0.5, push=push) as sync:
-        with pytest.raises(Unreachable, match=r"did not answer .* within \d\.\d seconds: ConnectionError"):
-            await AsyncLock(sync, NAME).acquire()
 
 
 @each_lock
@@ -403,11 +374,17 @@ def test_a_field_that_is_no_argument_names_the_function(decorator: str) -> None:
         ("contrib.otel_instrumentor", "opentelemetry", "opentelemetry-instrumentation"),
     ],
 )
-def test_an_integration_without_its_library_says_what_to_install(module: str, library: str, extra: str) -> None:
+def test_an_integration_without_its_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, library: str, extra: str
+) -> None:
     """As the command line does without typer."""
-    code = f"import sys; sys.modules[{library!r}] = None; import redis_sync_aio.{module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert f"redis_sync_aio.{module} needs {library}: run  pip install '{extra}'" in done.stderr.splitlines()[-1]
+    for loaded in [*sys.modules]:
+        if loaded.startswith("redis_sync_aio.contrib"):
+            monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module(f"redis_sync_aio.{module}")
+    assert f"redis_sync_aio.{module} needs {library}: run  pip install '{extra}'" in str(caught.value)
 
 
 async def test_a_lease_is_not_pickled_but_detached(sync: Coordinator) -> None:
@@ -424,3 +401,133 @@ async def test_a_lease_is_not_pickled_but_detached(sync: Coordinator) -> None:
             with pytest.raises(TypeError, match=f"cannot be pickled or copied: .*{why}"):
                 duplicate(lease)
         await lease.release()
+
+
+# -- an error of a request whose time is up says why, and what to do ----------------------------------------
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_a_server_out_of_reach(share: bool) -> None:
+    """What redis-py said, and what to look at."""
+    async with Redis(port=1) as client, Coordinator(client, retry_for=0.5) as sync:
+        with pytest.raises(Unreachable, match="check the server and the network") as caught:
+            await AsyncLock(sync, NAME, share=share).acquire(timeout=0.2)
+        assert f"{NAME!r} within 0.2 seconds: ConnectionError: Error" in str(caught.value)
+        cause, trouble = caught.value.__cause__, sync.connection_error  # by now perhaps that of one attempt more
+        assert type(cause) is type(trouble) is OutOfReach
+        assert str(cause) == str(trouble)
+
+
+HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
+ITSELF = "If the holder is the very task that asks, it waits for itself"
+
+
+async def message(asked: Any, timeout: float = 0.2, **options: Any) -> str:
+    with pytest.raises(AcquireTimeout) as caught:
+        await asked.acquire(timeout=timeout, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_permits_that_this_process_holds(sync: Coordinator, other: Coordinator, share: bool) -> None:
+    ours, theirs = (AsyncSemaphore(one, NAME, limit=3, share=share) for one in (sync, other))
+    async with ours.acquire(weight=2), ours:
+        assert f"this process holds 3 of them. {ITSELF}" in await message(ours)
+        assert f"held by {HERE}; wait longer" in await message(theirs)
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["{t}:a", "{t}:b"]])
+async def test_several_without_an_answer(server: EmbeddedServer, names: list[str]) -> None:
+    """Nobody is blamed for holding what may be free."""
+    async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client, response_timeout=30) as sync:
+        lock = AsyncMultiLock(sync, names)
+        async with lock:
+            pass
+        proxy.black_hole = True
+        with pytest.raises(AcquireTimeout, match=r"Redis has not answered yet about .*; allow more time") as caught:
+            await lock.acquire(timeout=2)
+        assert not caught.value.answered
+        proxy.black_hole = False
+        async with AsyncLock(sync, "c"):
+            lease = await lock.acquire()
+            with pytest.raises(AcquireTimeout, match="this process holds") as caught:
+                await lock.acquire(timeout=2)
+            assert caught.value.answered
+            await lease.release()
+
+
+SIDES: dict[str, Callable[[AsyncReadWriteLock], Any]] = {
+    "read": AsyncReadWriteLock.read,
+    "write": AsyncReadWriteLock.write,
+}
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "use"),
+    [
+        ("read", "write", "release that lease before you acquire the write side"),
+        ("write", "read", "go on with that lease"),
+        ("write", "write", "go on with that lease"),
+    ],
+)
+async def test_a_side_that_this_process_holds(
+    sync: Coordinator, other: Coordinator, held: str, asked: str, use: str
+) -> None:
+    ours, theirs = AsyncReadWriteLock(sync, NAME), AsyncReadWriteLock(other, NAME)
+    lease = await SIDES[held](ours).acquire()  # without a body: it may be for another task to release
+    assert f"this process holds it. {ITSELF}: {use}" in await message(SIDES[asked](ours))
+    assert f"held by {HERE}; wait longer" in await message(SIDES[asked](theirs))
+    await lease.release()
+
+
+@pytest.mark.parametrize(
+    ("has", "asks", "use"),
+    [("write", "read", r"for writing: .*downgrade\(\) it"), ("read", "write", "reading: release that lease")],
+)
+async def test_an_identity_that_has_the_other_side(sync: Coordinator, has: str, asks: str, use: str) -> None:
+    lock = AsyncReadWriteLock(sync, NAME)
+    lease = await SIDES[has](lock).acquire(identity="me")
+    with pytest.raises(WouldDeadlock, match=use):
+        await SIDES[asks](lock).acquire(identity="me")
+    await lease.release()
+
+
+async def test_advice_for_a_call_that_does_not_wait_fits_every_primitive(sync: Coordinator) -> None:
+    """Elections and idempotent functions have no `try_acquire`."""
+    advice = "is taken, and this call does not wait: give it time to wait, or try again later"
+
+    async def run() -> None: ...
+
+    async with AsyncLock(sync, NAME):
+        with pytest.raises(AcquireTimeout, match=advice):
+            await asyncio.create_task(LeaderElection(sync, NAME).lead(timeout=0).__aenter__())
+        with pytest.raises(AcquireTimeout, match=advice):
+            await asyncio.create_task(idempotent(sync, NAME, timeout=0)(run)())
+
+
+async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Coordinator, other: Coordinator) -> None:
+    ours, theirs = (AsyncReentrantLock(one, NAME) for one in (sync, other))
+    async with ours:
+        told: str = await asyncio.create_task(message(ours))
+        assert "another task, or owner, of this process holds it" in told
+        assert "acquire(identity=...)" in told
+        assert "AsyncReentrantLock" not in told
+        assert f"held by {HERE}; wait longer" in await asyncio.create_task(message(theirs))
+        with pytest.raises(TypeError, match="an identity for 'job' must be hashable"):
+            await ours.acquire(identity=[])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+async def test_one_of_several_that_this_process_holds(sync: Coordinator, other: Coordinator, timeout: float) -> None:
+    lease = await AsyncLock(sync, "b").acquire()  # without a body: it may be for another task to release
+    assert f"this process holds 'b'. {ITSELF}" in await message(AsyncMultiLock(sync, ["a", "b"]), timeout)
+    theirs = f"'b' is held by {HERE};" if timeout else "others hold 'b' or wait for it"
+    assert theirs in await message(AsyncMultiLock(other, ["a", "b"]), timeout)
+    await lease.release()
+
+
+async def test_what_is_left_of_a_time_out_is_rounded(sync: Coordinator, other: Coordinator) -> None:
+    await AsyncLock(other, "b").acquire()
+    with pytest.raises(AcquireTimeout) as caught:
+        await AsyncMultiLock(sync, ["a", "b"]).acquire(timeout=0.2)
+    assert re.search(r"within 0\.[01]\d{0,2} seconds", str(caught.value.__cause__))

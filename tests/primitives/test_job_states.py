@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, NotHeld, idempotent, once, once_per
+from redis_sync_aio import Coordinator, idempotent, once, once_per
+from redis_sync_aio.errors import WrongKeyType
 from redis_sync_aio.inspection import MarkView, escape, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Skipped, observe_all
 from redis_sync_aio.jobs import OnCrash
 
-BOTH = pytest.mark.parametrize("on_crash", ["skip", "again"])
+from ..support.body import for_ever
+
+of_slots = pytest.mark.parametrize("on_crash", ["skip", "again"])
+
+
+async def enters(sync: Coordinator, slot: object = "s", **options: Any) -> bool:
+    async with once(sync, "job", slot=slot, **options) as lease:
+        return lease is not None
 
 
 class Told:
@@ -34,42 +43,39 @@ class Told:
         records = [vars(record) for record in self._caplog.records]
         return [(it["levelname"], it["lock"], it["state"]) for it in records if it["event"] == "job_skipped"]
 
+    @property
+    def granted(self) -> int:
+        return sum(isinstance(event, Granted) for event in self.events)
+
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Any:
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
     found = Told(caplog)
     with observe_all(found.events.append):
         yield found
 
 
-async def skipped(sync: Coordinator, on_crash: OnCrash = "skip") -> bool:
-    async with once(sync, "nightly", slot="2026-01-02", on_crash=on_crash) as lease:
-        return lease is None
-
-
-@BOTH
+@of_slots
 async def test_a_slot_that_is_done(sync: Coordinator, other: Coordinator, told: Told, on_crash: OnCrash) -> None:
-    assert not await skipped(sync, on_crash)
+    """It costs no lease, also while somebody else has the lock of that name."""
+    assert await enters(sync, on_crash=on_crash)
     assert not told.logged
     assert not told.skipped
-    assert await skipped(other, on_crash)
-    assert told.skipped == [("job", "nightly:2026-01-02", "nightly:*", "done")]
-    assert told.logged == [("INFO", "nightly:2026-01-02", "done")]
+    async with sync.lock("job:s"):
+        granted = told.granted
+        assert not await enters(other, on_crash=on_crash)
+        assert told.granted == granted
+    assert told.skipped == [("job", "job:s", "job:*", "done")]
+    assert told.logged == [("INFO", "job:s", "done")]
 
 
-async def test_a_slot_that_is_running(sync: Coordinator, other: Coordinator, told: Told) -> None:
-    async with once(sync, "nightly", slot="2026-01-02", on_crash="skip") as lease:
-        assert lease is not None
-        assert await skipped(other)
-    assert told.logged == [("INFO", "nightly:2026-01-02", "running")]
+@of_slots
+async def test_a_slot_that_is_running(sync: Coordinator, other: Coordinator, told: Told, on_crash: OnCrash) -> None:
+    """Also without a mark: that of a run by "again" is written at its end."""
+    async with once(sync, "job", slot="s", on_crash=on_crash):
+        assert not await enters(other, on_crash="skip")
+    assert told.logged == [("INFO", "job:s", "running")]
     assert [state for *_, state in told.skipped] == ["running"]
-
-
-async def test_a_slot_that_is_running_without_a_mark(sync: Coordinator, other: Coordinator, told: Told) -> None:
-    """That of a run by the other rule is written at its end."""
-    async with once(sync, "nightly", slot="2026-01-02", on_crash="again"):
-        assert await skipped(other)
-    assert told.logged == [("INFO", "nightly:2026-01-02", "running")]
 
 
 async def test_a_slot_whose_run_raised(sync: Coordinator, other: Coordinator, told: Told) -> None:
@@ -90,72 +96,24 @@ async def test_a_slot_whose_run_raised(sync: Coordinator, other: Coordinator, to
 
 async def test_a_slot_whose_run_lost_its_lock(sync: Coordinator, other: Coordinator, told: Told, redis: Redis) -> None:
     """As after a crash: the mark of its beginning is there, and the lock is free."""
-    leave = asyncio.Event()
+    entered = asyncio.Event()
 
     async def run() -> None:
-        async with once(sync, "nightly", slot="2026-01-02", on_crash="skip") as lease:
-            assert lease is not None
+        async with once(sync, "job", slot="s", on_crash="skip"):
             entered.set()
-            await leave.wait()
+            await for_ever()
 
-    entered = asyncio.Event()
     running = asyncio.create_task(run())
     await entered.wait()
-    await redis.delete("nightly:2026-01-02")
-    assert await skipped(other)
-    assert told.logged == [("WARNING", "nightly:2026-01-02", "failed")]
+    await redis.delete("job:s")
+    assert not await enters(other, on_crash="skip")
+    assert told.logged == [("WARNING", "job:s", "failed")]
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
-@BOTH
-@pytest.mark.real
-async def test_a_slot_that_is_done_costs_no_lease(
-    sync: Coordinator, other: Coordinator, redis: Redis, told: Told, on_crash: OnCrash
-) -> None:
-    """Also while somebody else has the lock of that name."""
-    assert not await skipped(sync, on_crash)
-    async with sync.lock("nightly:2026-01-02"):
-        granted = len([event for event in told.events if isinstance(event, Granted)])
-        await other.lock("connected").locked()
-        before = (await redis.info("stats"))["total_commands_processed"]
-        assert await skipped(other, on_crash)
-        done = (await redis.info("stats"))["total_commands_processed"] - before
-        assert len([event for event in told.events if isinstance(event, Granted)]) == granted
-    # The script and the command in it, once the server knows the script; renewals may come between.
-    assert done <= 5
-
-
-# -- the object --------------------------------------------------------------------------------------------
-
-
-async def told_nothing() -> None: ...
-
-
-async def test_once_is_no_decorator(sync: Coordinator) -> None:
-    """A slip for `once_per`, which would run the function at every call."""
-    decorate: Any = once(sync, "job")
-    with pytest.raises(TypeError, match=r"decorate .* with once_per\(client, 'job'\)"):
-        decorate(told_nothing)
-
-
-async def test_once_is_entered_once(sync: Coordinator) -> None:
-    entry = once(sync, "job")
-    async with entry as lease:
-        assert lease is not None
-        with pytest.raises(RuntimeError, match="entered before"):
-            await entry.__aenter__()
-    with pytest.raises(RuntimeError, match="entered before"):
-        await entry.__aenter__()
-
-
-async def test_once_is_not_left_before_it_is_entered(sync: Coordinator) -> None:
-    with pytest.raises(NotHeld):
-        await once(sync, "job").__aexit__(None, None, None)
-
-
-# -- looking and forgetting ----------------------------------------------------------------------------------
+# -- marks: looked at, forgotten, and of others ------------------------------------------------------------
 
 
 async def view(sync: Coordinator, name: str) -> MarkView | None:
@@ -163,36 +121,35 @@ async def view(sync: Coordinator, name: str) -> MarkView | None:
     return found.mark
 
 
+async def state(sync: Coordinator, name: str) -> str | None:
+    found = await view(sync, name)
+    return None if found is None else found.state
+
+
 @pytest.mark.parametrize("prefix", ["", "app1:"])
 @pytest.mark.parametrize("slot", ["2026-01-02", "{42}", "a:b"])
 async def test_a_slot_is_seen_and_forgotten_by_its_name(redis: Redis, prefix: str, slot: str) -> None:
-    """Whatever prefix and hash tag its keys have."""
+    """Whatever prefix and hash tag its keys have. A slot whose run failed runs again when it is forgotten."""
     async with Coordinator(redis, prefix=prefix) as sync:
         for _ in range(2):
-            async with once(sync, "nightly", slot=slot, on_crash="skip") as lease:
+            async with once(sync, "job", slot=slot, on_crash="skip") as lease:
                 assert lease is not None
-                running = await view(sync, lease.name)
-                assert running is not None
-                assert running.state == "running"
+                assert await state(sync, lease.name) == "running"
             done = await view(sync, lease.name)
             assert done is not None
             assert done.state == "done"
             assert 80_000 < (done.remaining or 0) < 86_410
-            assert await sync.forget("nightly", slot=slot)
+            assert await sync.forget("job", slot=slot)
             assert await view(sync, lease.name) is None
-        assert not await sync.forget("nightly", slot=slot)
-
-
-async def test_a_slot_that_failed_is_seen_and_runs_again_when_it_is_forgotten(sync: Coordinator) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with once(sync, "nightly", slot="2026-01-02", on_crash="skip"):
-            raise ZeroDivisionError
-    failed = await view(sync, "nightly:2026-01-02")
-    assert failed is not None
-    assert failed.state == "failed"
-    assert await skipped(sync)
-    assert await sync.forget("nightly:2026-01-02")
-    assert not await skipped(sync)
+            name = lease.name
+        assert not await sync.forget("job", slot=slot)
+        with pytest.raises(ZeroDivisionError):
+            async with once(sync, "job", slot=slot, on_crash="skip"):
+                raise ZeroDivisionError
+        assert await state(sync, name) == "failed"
+        assert not await enters(sync, slot, on_crash="skip")
+        assert await sync.forget(name)
+        assert await enters(sync, slot, on_crash="skip")
 
 
 async def test_a_pattern_finds_marks_of_names_that_are_forgotten_otherwise(sync: Coordinator, redis: Redis) -> None:
@@ -215,18 +172,48 @@ async def test_a_pattern_finds_marks_of_names_that_are_forgotten_otherwise(sync:
 
 
 async def test_a_run_that_is_forgotten_is_remembered_when_it_ends(sync: Coordinator, other: Coordinator) -> None:
-    """It goes on, and nobody runs next to it."""
-    async with once(sync, "nightly", slot="2026-01-02", on_crash="skip") as lease:
-        assert lease is not None
-        assert await other.forget("nightly", slot="2026-01-02")
-        assert await skipped(other)
-    assert await skipped(other)
-    done = await view(other, "nightly:2026-01-02")
-    assert done is not None
-    assert done.state == "done"
+    """Nobody runs next to it."""
+    async with once(sync, "job", slot="s", on_crash="skip"):
+        assert await other.forget("job", slot="s")
+        assert not await enters(other, on_crash="skip")
+    assert not await enters(other, on_crash="skip")
+    assert await state(other, "job:s") == "done"
 
 
-@pytest.mark.parametrize(("name", "slot"), [("", ""), (None, ""), (b"nightly", ""), ("nightly", None)])
-async def test_bad_arguments_of_forget(sync: Coordinator, name: Any, slot: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"name|slot"):
-        await sync.forget(name, slot=slot)
+FOREIGN: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "a list": lambda redis: redis.rpush("{job}:mark", "x"),
+    "a text": lambda redis: redis.set("{job}:mark", "hello"),
+    "other JSON": lambda redis: redis.set("{job}:mark", "[1]"),
+    "a JSON object": lambda redis: redis.set("{job}:mark", '{"result": "1"}'),
+    "bytes": lambda redis: redis.set("{job}:mark", b"\xff"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+async def test_foreign_data_in_the_place_of_a_mark_is_named(sync: Coordinator, redis: Redis, what: str) -> None:
+    await FOREIGN[what](redis)
+
+    async def work() -> None:
+        raise AssertionError("it runs")
+
+    for on_crash in ("again", "raise"):
+        with pytest.raises(WrongKeyType, match=r"\{job\}:mark"):
+            await idempotent(sync, "job", on_crash=on_crash)(work)()
+    for rule in ("skip", "again"):
+        with pytest.raises(WrongKeyType, match=r"\{job\}:mark"):
+            async with once(sync, "job", on_crash=rule):
+                await work()
+
+
+async def test_a_mark_of_another_kind_of_job_is_named(sync: Coordinator) -> None:
+    async def work() -> int:
+        return 1
+
+    for rule in ("skip", "again"):
+        assert await enters(sync, rule, on_crash=rule)
+        with pytest.raises(WrongKeyType, match="idempotent"):
+            await idempotent(sync, f"job:{rule}")(work)()
+        assert await idempotent(sync, f"request:{rule}")(work)() == 1
+        with pytest.raises(WrongKeyType, match="once"):
+            async with once(sync, f"request:{rule}", on_crash=rule):
+                raise AssertionError("it runs")
