@@ -358,33 +358,6 @@ async def test_what_was_cancelled_decides_nothing(mine: Coordinator) -> None:
     assert (await semaphore.statistics()).held == 0
 
 
-async def test_the_other_side_was_joined_by_nobody(mine: Coordinator) -> None:
-    """Who asks for the other side at the same time is told so; what the cancelled one got is given back."""
-    rw = AsyncReadWriteLock(mine, NAME)
-    writes: list[asyncio.Task[BaseLease]] = []
-
-    async def write() -> BaseLease:
-        return await rw.write().acquire(**ME)
-
-    async def both() -> BaseLease:
-        writes.append(asyncio.create_task(write()))
-        return await rw.read().acquire(**ME)
-
-    async def check(outcome: Outcome[BaseLease]) -> None:
-        got = [] if outcome.value is None else [outcome.value]
-        with suppress(WouldDeadlock):
-            got.append(await writes.pop())
-        for lease in got:
-            await lease.release()
-
-        async def free() -> bool:
-            return not (await rw.statistics()).holders
-
-        await wait_until(free, FAST, timeout=5)
-
-    await sweep(both, check)
-
-
 @all_kinds
 async def test_a_lease_that_is_gone_inherits_nothing(named: Named) -> None:
     """Others may have been in between; nobody here knows yet that it is gone."""
@@ -509,23 +482,6 @@ async def test_p1_asked_for_the_writer_before_a_downgrade(mine: Coordinator, oth
         with pytest.raises(WouldDeadlock):
             await asyncio.wait_for(again, 5)
     await writer.release()
-
-
-async def test_p5_a_release_by_identity_that_is_cancelled_is_executed(mine: Coordinator, other: Coordinator) -> None:
-    """And requests of this identity are believed again, once it was answered."""
-    lock = AsyncLock(mine, NAME)
-    await AsyncLock(other, NAME).acquire(**ME)
-    asking = asyncio.create_task(lock.acquire(**ME))  # so the name is known here
-    await asyncio.sleep(0)
-    releasing = asyncio.create_task(lock.release(**ME))
-    await asyncio.sleep(0)
-    releasing.cancel()
-    await asyncio.gather(releasing, return_exceptions=True)
-    second = await asyncio.wait_for(asking, 5)
-    third = await lock.acquire(timeout=5, **ME)
-    assert third.fence == second.fence
-    third.check()
-    await third.release()
 
 
 MANY = 8000

@@ -1,4 +1,4 @@
-"""Inputs on a real server (E1, E2, E4, D15): what is bad fails at the call and sends nothing; what is odd works."""
+"""Inputs on a real server (E1, E2, D15): what is bad fails at the call and sends nothing; what is odd works."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import CoordinatorClosed, WrongKeyType
+from redis_sync_aio.errors import WrongKeyType
 from redis_sync_aio.testing.faults import FaultProxy
 from redis_sync_aio.types import Engine, Push
 
-from ..conftest import MakeClient
-from ..support.body import FAST, for_ever, lost_in, waits
+from ..support.body import FAST, waits
 from ..support.inside import Keys, lock_keys, permit_keys
-from ..support.views import holder_of
 
 ways = pytest.mark.parametrize("push", ["auto", "never"])
 
@@ -425,62 +423,6 @@ async def test_a_tiny_timeout_withdraws_its_request(sync: Coordinator) -> None:
             await lock.acquire(timeout=timeout)
     await wait_until(waits(lock, 0), FAST, timeout=5)
     await lease.release()
-
-
-# -- a client that is closed meanwhile (E4) ----------------------------------------------------------------
-
-
-def tasks_of_ours() -> list[str]:
-    return [task.get_name() for task in asyncio.all_tasks() if "redis_sync_aio" in task.get_name()]
-
-
-@pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "implicit"])
-async def test_e4_closing_the_client_ends_waits_and_leases_with_clear_errors(
-    redis: Redis, make_client: MakeClient, explicit: bool
-) -> None:
-    client = make_client()
-    lock = AsyncLock(Coordinator(client) if explicit else client, "x")
-
-    async def close(_: Lease) -> None:
-        waiting = asyncio.create_task(lock.acquire())
-        await wait_until(waits(AsyncLock(redis, "x")), FAST, timeout=5)
-        await client.aclose()
-        async with asyncio.timeout(5):
-            with pytest.raises(CoordinatorClosed, match="client was closed"):
-                await waiting
-        await for_ever()
-
-    _, lost = await lost_in(lock.acquire(), close)
-    assert lost.reason == "closed"
-    if explicit:
-        with pytest.raises(CoordinatorClosed, match="create a new"):
-            await lock.acquire()
-        with pytest.raises(CoordinatorClosed):
-            await lock.statistics()
-    await wait_until(lambda: not tasks_of_ours(), FAST, timeout=5)
-    assert holder_of(await AsyncLock(redis, "x").statistics()) is None, "given back"
-
-
-async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(wire: FaultProxy) -> None:
-    async with wire.client() as client:
-        coordinator = Coordinator(client)
-        lock = coordinator.lock("x")
-        lease = await lock.acquire()
-        await coordinator.aclose()
-        before = (wire.connections, wire.commands.total())
-        uses: list[Callable[[], Awaitable[object]]] = [
-            lock.acquire, lock.try_acquire, lock.statistics, lock.locked, lock.release, lock.force_release,
-            lock.acquire().__aenter__, lock.__aenter__, coordinator.__aenter__,
-        ]  # fmt: skip
-        for use in uses:
-            with pytest.raises(CoordinatorClosed, match="cannot be used any more"):
-                await use()
-        with pytest.raises(LeaseLost, match="closed"):
-            await lease.extend(5)
-        with pytest.raises(LeaseLost, match="closed"):
-            await lease.release()
-        await coordinator.aclose()
-        assert (wire.connections, wire.commands.total()) == before
 
 
 # -- foreign keys (D15) ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncRedlock, Coordinator, LeaderElection, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, LeaderElection, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import NameView, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Released, Requested, Withdrawn, observe_all
@@ -21,81 +21,74 @@ from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.proxy import ERROR, HOLD_REPLY, PASS
 from ..support.wired import READ, Wired, wired
+from .conftest import PRIMITIVES, Make, Primitive
 
 HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
 LABEL = "nightly import"
 ODD = ["ann@mail.example", "a:1:b", "x y\n|z", "a~", "größer"]
-MAKE: dict[str, Callable[[Coordinator], Any]] = {
-    "lock": lambda sync: sync.lock("x"),
-    "lock without scripts": lambda sync: sync.lock("x", engine="watch"),
-    "lock that is shared": lambda sync: sync.lock("x", share=True),
-    "semaphore": lambda sync: sync.semaphore("x", 1),
-    "semaphore that is shared": lambda sync: sync.semaphore("x", 1, share=True),
-    "read side": lambda sync: sync.read_write_lock("x").read(),
-    "write side": lambda sync: sync.read_write_lock("x").write(),
-    "reentrant lock": lambda sync: sync.reentrant_lock("x"),
-    "multi-lock": lambda sync: sync.multi_lock(["x"]),
-    "multi-lock of two": lambda sync: sync.multi_lock(["x", "y"]),
-    "robust lock": lambda sync: sync.robust_lock("x"),
-}
-everything = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
 
 
-async def view(redis: Redis) -> NameView:
-    (found,) = await inspect(redis, "x")
-    return found
-
-
-async def waiting(redis: Redis) -> NameView:
-    """Return the view of the name once somebody waits for it."""
-
-    async def seen() -> NameView | None:
-        found = await view(redis)
-        return found if found.waiters else None
-
-    found = await wait_until(seen, FAST, timeout=20)
-    assert found is not None
+async def view(redis: Redis, name: str = "it") -> NameView:
+    (found,) = await inspect(redis, name)
     return found
 
 
 @everything
 async def test_others_see_the_label_of_the_holder(
-    sync: Coordinator, redis: Redis, make: Callable[[Coordinator], Any]
+    primitive: Primitive, make: Make, sync: Coordinator, redis: Redis
 ) -> None:
     """Next to its process, whose number `redis-sync-aio release` takes; however the lease was asked for."""
-    primitive = make(sync)
-    for call in (primitive.acquire, primitive.try_acquire):
+    it = make()
+    for call in (it.acquire, it.try_acquire):
         lease = await call(label=LABEL)
         assert lease.label == LABEL
         (holder,) = (await view(redis)).holders
         assert (holder.label, holder.identity, f"{holder.host}:{holder.pid}") == (LABEL, None, HERE)
         assert {one.label for name in sync.statistics() for one in name.holders} == {LABEL}
         await lease.release()
-        async with primitive.acquire() as unnamed:
-            assert unnamed.label == HERE
+        async with it.acquire() as unnamed:
+            assert unnamed.label == HERE == sync.label
 
 
 @everything
-async def test_the_label_of_a_coordinator_is_that_of_all_that_it_acquires(
-    redis: Redis, make: Callable[[Coordinator], Any]
-) -> None:
-    """Unless the call has another."""
+async def test_the_label_of_a_coordinator_is_that_of_all_that_it_acquires(primitive: Primitive, redis: Redis) -> None:
+    """Unless the call has another. An identity counts more than a label."""
     async with Coordinator(redis, label="billing") as sync:
         assert sync.label == "billing"
-        primitive = make(sync)
-        async with primitive.acquire() as lease:
-            (holder,) = (await view(redis)).holders
-            assert (lease.label, holder.label) == ("billing", "billing")
-        async with primitive.acquire(label=LABEL) as lease:
-            (holder,) = (await view(redis)).holders
-            assert (lease.label, holder.label) == (LABEL, LABEL)
+        it = primitive.make([sync] * primitive.servers) if primitive.servers == 1 else sync.lock("it")
+        for options, label in (({}, "billing"), ({"label": LABEL}, LABEL)):
+            given: Any = options
+            async with it.acquire(**given) as lease:
+                (holder,) = (await view(redis)).holders
+                assert (lease.label, holder.label) == (label, label)
+        lease = await sync.lock("that").acquire(identity="worker-7", label=LABEL)
+        (holder,) = (await view(redis, "that")).holders
+        assert (lease.label, holder.label, holder.identity) == ("worker-7", "worker-7", "worker-7")
+        await lease.release()
+
+
+async def test_a_candidate_without_a_label_has_that_of_its_coordinator(redis: Redis) -> None:
+    async with Coordinator(redis, label="billing") as sync:
+        election = LeaderElection(sync, "scheduler")
+        async with election.lead() as term:
+            leader = await election.leader()
+            assert leader is not None
+            assert (leader.label, term.label) == ("billing", "billing")
 
 
 @pytest.mark.parametrize("label", ODD)
 async def test_waiters_have_labels_of_any_text(sync: Coordinator, other: Coordinator, redis: Redis, label: str) -> None:
-    async with sync.lock("x"):
-        task = asyncio.create_task(other.lock("x").acquire(label=label))
-        (waiter,) = (await waiting(redis)).waiters
+    """As opposed to an identity, it shares nothing."""
+    async with sync.lock("it").acquire(label=label):
+        assert await other.lock("it").try_acquire(label=label) is None
+        task = asyncio.create_task(other.lock("it").acquire(label=label))
+
+        async def seen() -> bool:
+            return bool((await view(redis)).waiters)
+
+        await wait_until(seen, FAST, timeout=20)
+        (waiter,) = (await view(redis)).waiters
         assert (waiter.label, f"{waiter.host}:{waiter.pid}") == (label, HERE)
     lease = await task
     assert lease.label == label
@@ -140,29 +133,38 @@ async def test_events_have_the_label(redis: Redis) -> None:
     assert told == [*around("billing", *late), *around(LABEL, *late), *around("both"), *around("")]
 
 
-PATIENT = {
-    "lock": "'x' was not free within 1.0 seconds: held by {}; wait longer, or look at statistics() for the holders",
-    "lock without scripts": "'x' was not free within 1.0 seconds: held by {}; wait longer",
-    "lock that is shared": "'x' was not free within 1.0 seconds: held by {}; wait longer",
-    "semaphore": "'x' did not have 1 of its 1 permits free within 1.0 seconds: held by {}; wait longer",
-    "write side": "'x' was not free within 1.0 seconds: held by {}; wait longer",
-    "multi-lock of two": "could not acquire all of 'x', 'y' within 1.0 seconds: 'x' is held by {}; wait longer",
+# -- an error of a wait whose time is up names the holder ---------------------------------------------------
+
+FREE = "'x' was not free within 1.0 seconds: held by {}; wait longer"
+PATIENT: dict[str, tuple[Callable[[Coordinator], Any], str]] = {
+    "lock": (lambda sync: sync.lock("x"), f"{FREE}, or look at statistics() for the holders"),
+    "lock without scripts": (lambda sync: sync.lock("x", engine="watch"), FREE),
+    "lock that is shared": (lambda sync: sync.lock("x", share=True), FREE),
+    "semaphore": (
+        lambda sync: sync.semaphore("x", 1),
+        "'x' did not have 1 of its 1 permits free within 1.0 seconds: held by {}; wait longer",
+    ),
+    "write side": (lambda sync: sync.read_write_lock("x").write(), FREE),
+    "multi-lock of two": (
+        lambda sync: sync.multi_lock(["x", "y"]),
+        "could not acquire all of 'x', 'y' within 1.0 seconds: 'x' is held by {}; wait longer",
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", PATIENT)
+@pytest.mark.parametrize(("make", "words"), PATIENT.values(), ids=PATIENT)
 @pytest.mark.parametrize("push", ["auto", "never"])
 async def test_an_acquire_timeout_names_the_holder(
-    sync: Coordinator, make_client: MakeClient, kind: str, push: Push
+    sync: Coordinator, make_client: MakeClient, make: Callable[[Coordinator], Any], words: str, push: Push
 ) -> None:
     async with Coordinator(make_client(), push=push) as other:
         await other.lock("connected").locked()
         for label, holder in ((LABEL, f"{HERE} '{LABEL}'"), (None, HERE)):
-            lease = await MAKE[kind](sync).acquire(label=label)
+            lease = await make(sync).acquire(label=label)
             with pytest.raises(AcquireTimeout) as raised:
-                await MAKE[kind](other).acquire(timeout=1)
+                await make(other).acquire(timeout=1)
             assert raised.value.held_by == holder
-            assert str(raised.value).startswith(PATIENT[kind].format(holder))
+            assert str(raised.value).startswith(words.format(holder))
             await lease.release()
 
 
@@ -200,39 +202,24 @@ async def test_an_acquire_timeout_comes_without_the_holder_if_that_is_not_known(
             await w.lock().acquire(timeout=1)
         assert raised.value.held_by == ""
         assert rule.hits > 0
-        if rule.action is HOLD_REPLY:
-            rule.release.set()
+        rule.release.set()
 
 
-async def test_a_redlock_has_its_label_on_every_server() -> None:
-    async with EmbeddedServer() as one, EmbeddedServer() as two, EmbeddedServer() as three:
-        clients = [server.client() for server in (one, two, three)]
-        async with AsyncRedlock(clients, "x").acquire(label=LABEL) as lease:
-            assert lease.label == LABEL
-            for client in clients:
-                (holder,) = (await view(client)).holders
-                assert holder.label == LABEL
-        for client in clients:
-            await client.aclose()
+# -- inputs ------------------------------------------------------------------------------------------------
 
 
-async def test_a_candidate_without_a_label_has_that_of_its_coordinator(redis: Redis) -> None:
-    async with Coordinator(redis, label="billing") as sync:
-        election = LeaderElection(sync, "scheduler")
-        async with election.lead() as term:
-            leader = await election.leader()
-            assert leader is not None
-            assert (leader.label, term.label) == ("billing", "billing")
-
-
-BAD = [("", ValueError), (b"text", TypeError), (7, TypeError), ("x" * 513, ValueError)]
-
-
-@pytest.mark.parametrize(("label", "error"), BAD, ids=["empty", "bytes", "number", "long"])
+@pytest.mark.parametrize(
+    ("label", "error"),
+    [("", ValueError), (b"text", TypeError), (7, TypeError), ("x" * 513, ValueError)],
+    ids=["empty", "bytes", "number", "long"],
+)
 @everything
-async def test_what_is_no_label_is_refused_at_the_call(
-    sync: Coordinator, make: Callable[[Coordinator], Any], label: Any, error: type[Exception]
+async def test_a_value_that_is_no_label_is_refused_at_the_call(
+    primitive: Primitive, make: Make, redis: Redis, label: Any, error: type[Exception]
 ) -> None:
-    for call in (make(sync).acquire, make(sync).try_acquire):
+    """Also of a coordinator."""
+    for call in (make().acquire, make().try_acquire):
         with pytest.raises(error, match="label"):
             call(label=label)
+    with pytest.raises(error, match="label"):
+        Coordinator(redis, label=label)

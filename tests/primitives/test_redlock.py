@@ -564,17 +564,6 @@ async def test_p6_what_is_to_end_is_not_prolonged_so(one: Process, nodes: list[N
     await nothing_left(nodes)
 
 
-async def test_a_redlock_whose_time_is_up_says_so(one: Process) -> None:
-    """It ends a little before its members do, whose servers still have it: it is not gone from them."""
-    lease = await redlock(one, ttl=0.5, auto_renew=False).acquire()
-    await lease.wait_lost()
-    with pytest.raises(
-        LeaseLost, match=r"\d of 5 servers hold it, 3 have to; the last loss: its time was up"
-    ) as caught:
-        lease.check()
-    assert (caught.value.reason, caught.value.time_is_up, caught.value.stalled) == ("expired", True, 0.0)
-
-
 async def test_a_check_before_the_end_is_noticed_says_that_the_time_is_up(
     one: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
+from ..support.inside import now
 from ..support.programs import environment
 
 JOB = "job"
@@ -150,6 +151,7 @@ async def test_a_signal_releases_and_ends_the_program(
     ("body", "run"), [(ALONE, "asyncio.run(main())"), (GROUP, "asyncio.run(main())"), (ANYIO_GROUP, "anyio.run(main)")]
 )
 @CODES
+@pytest.mark.ci
 @pytest.mark.real
 async def test_a_job_that_runs_may_end(
     server: EmbeddedServer, redis: Redis, body: str, run: str, number: signal.Signals, code: int
@@ -171,16 +173,8 @@ async def test_a_job_that_runs_may_end(
         assert not await AsyncLock(redis, JOB).locked()
 
 
-@pytest.mark.real
-async def test_a_job_that_takes_too_long_is_cancelled(server: EmbeddedServer, redis: Redis) -> None:
-    async with program(server, 0.3) as process:
-        await process.says("holding")
-        process.send(signal.SIGTERM)
-        assert await process.ended() == (0, "")
-        assert not await AsyncLock(redis, JOB).locked()
-
-
 @pytest.mark.parametrize(("number", "released"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=str)
+@pytest.mark.ci
 @pytest.mark.real
 async def test_a_second_signal_ends_it_immediately(
     server: EmbeddedServer, redis: Redis, number: signal.Signals, released: bool
@@ -355,18 +349,22 @@ async def test_a_request_that_waits_is_cancelled_with_the_body(sync: Coordinator
     assert ends == ["cancelled"]
 
 
-async def test_an_error_of_the_body_is_raised_after_a_signal_too(sync: Coordinator) -> None:
+async def test_a_body_that_takes_too_long_is_cancelled_and_its_own_error_is_raised(sync: Coordinator) -> None:
+    """After the time of the drain."""
+    began = now()
 
     async def main() -> None:
-        async with asyncio.timeout(30), sync.until_signal():
+        async with asyncio.timeout(30), sync.until_signal(drain=3), sync.lock(JOB):
             signal.raise_signal(signal.SIGTERM)
             try:
                 await for_ever()
             finally:
+                assert now() - began == pytest.approx(3, abs=0.1)
                 raise LookupError
 
     with pytest.raises(LookupError):
         await main()
+    assert not await AsyncLock(sync.client, JOB).locked()
     await assert_undisturbed()
 
 
@@ -421,6 +419,10 @@ async def test_it_is_entered_once_and_in_the_main_thread(sync: Coordinator, serv
     with pytest.raises(RuntimeError, match="entered before: call it again"):
         async with block:
             pass
+    for drain in (-1, float("nan"), "5", None):
+        bad: Any = drain
+        with pytest.raises((TypeError, ValueError), match="drain"):
+            sync.until_signal(drain=bad)
     errors: list[BaseException] = []
 
     async def elsewhere() -> None:
@@ -437,9 +439,3 @@ async def test_it_is_entered_once_and_in_the_main_thread(sync: Coordinator, serv
     thread.start()
     await asyncio.to_thread(thread.join)
     assert "until_signal() needs the main thread" in str(errors[0])
-
-
-@pytest.mark.parametrize("drain", [-1, float("nan"), "5", None])
-async def test_a_bad_time_is_refused(sync: Coordinator, drain: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="drain"):
-        sync.until_signal(drain=drain)

@@ -1,4 +1,4 @@
-"""Whose hold an exit ends, whose lease a release gives back, and who learns of it.
+"""How one acquires; whose hold an exit ends, whose lease a release gives back, and who learns of it.
 
 No exit and no release by name ends what another living task has. Each test runs over all primitives that the rule is
 about.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -70,6 +68,58 @@ async def in_another_task(run: Any) -> Any:
     return await asyncio.create_task(inside())
 
 
+# -- one verb: what ``acquire()`` and ``try_acquire()`` return is awaited or entered, once ------------------
+
+
+@everything
+async def test_the_five_forms(primitive: Primitive, make: Make) -> None:
+    """Each primitive that is acquired has all of them; a body releases at its end, also that of a lease."""
+    it = make()
+    for context in (lambda: it, lambda: it.acquire(timeout=5), it.try_acquire):
+        async with context() as lease:
+            lease.check()
+    for acquire in (lambda: it.acquire(timeout=5), it.try_acquire):
+        acquired = await acquire()
+        acquired.check()
+        await acquired.release()
+        with pytest.raises(NotHeld):
+            acquired.check()
+        async with await acquire() as entered:
+            entered.check()
+        assert not entered.remaining()
+
+
+async def test_a_body_without_a_lease_gets_none(sync: Coordinator, other: Coordinator) -> None:
+    """The end of such a body releases nothing, and its error propagates."""
+    async with other.lock("verb"):
+        async with sync.lock("verb").try_acquire() as lease:
+            assert lease is None
+        with pytest.raises(KeyError):
+            async with sync.lock("verb").try_acquire() as lease:
+                raise KeyError
+        assert await other.lock("verb").locked()
+
+
+async def test_an_acquisition_is_good_for_one_lease(sync: Coordinator) -> None:
+    """The second use says to call acquire() again, whichever the first was. One that is dropped warns."""
+    acquiring = sync.lock("verb").acquire()
+    await (await acquiring).release()
+    with pytest.raises(RuntimeError, match="call acquire"):
+        await acquiring
+    with pytest.raises(RuntimeError, match="call acquire"):
+        async with acquiring:
+            pass
+    entered = sync.lock("verb").acquire()
+    async with entered:
+        with pytest.raises(RuntimeError, match="call acquire"):
+            await entered
+    with pytest.raises(ValueError, match="timeout"):
+        sync.lock("verb").acquire(timeout=-1)  # at the call, so nothing is left to await
+    with pytest.warns(RuntimeWarning, match="was never awaited"):
+        sync.lock("verb").acquire()
+    assert not await sync.lock("verb").locked()
+
+
 # -- exits -------------------------------------------------------------------------------------------------
 
 
@@ -123,30 +173,6 @@ async def test_an_exit_in_another_task_ends_the_hold_whose_task_has_ended(primit
         await stacks[living].aclose()
 
 
-@by_many
-async def test_a_generator_that_is_collected_ends_its_own_hold(primitive: Primitive, make: Make) -> None:
-    """Its task has ended; another task is in a body of the same object at that moment."""
-    shared = make()
-
-    async def held() -> AsyncGenerator[BaseLease, None]:
-        async with shared as lease:
-            yield lease
-
-    async def take_one() -> BaseLease:
-        return await anext(held())
-
-    body = Body(AsyncExitStack(), shared)
-    living = await body.runs()
-    left = await in_another_task(take_one)
-    gc.collect()
-    async with asyncio.timeout(5):
-        while left.remaining():
-            await asyncio.sleep(0)
-    living.check()
-    await body.ends()
-    await living.release()
-
-
 @everything
 async def test_an_exit_in_another_task_ends_the_only_hold(primitive: Primitive, make: Make) -> None:
     """As a fixture is torn down, whose task may live on."""
@@ -194,20 +220,6 @@ async def test_release_after_a_timeout_takes_nothing_from_another_task(primitive
 
 
 @by_many
-async def test_release_gives_back_the_latest_of_the_current_task(primitive: Primitive, make: Make) -> None:
-    shared = make()
-    mine = [await shared.acquire() for _ in range(2)]
-    theirs = await in_another_task(shared.acquire)
-    await shared.release()
-    assert [lease.remaining() > 0 for lease in (*mine, theirs)] == [True, False, True]
-    await shared.release()
-    await shared.release()
-    assert not theirs.remaining()  # its task has ended, and it is the only one of those
-    with pytest.raises(NotHeld):
-        await shared.release()
-
-
-@by_many
 async def test_release_does_not_choose_among_those_of_tasks_that_ended(primitive: Primitive, make: Make) -> None:
     """As after `asyncio.gather(sem.acquire(), sem.acquire())`."""
     shared = make()
@@ -232,8 +244,9 @@ async def test_release_of_a_lock_takes_nothing_from_the_owner_of_a_reentrant_one
 
 @everything
 @pytest.mark.parametrize("on_lost", ["cancel", "event"])
+@pytest.mark.parametrize("enters", ["the primitive", "the lease"])
 async def test_a_body_learns_that_another_task_released_its_lease(
-    primitive: Primitive, make: Make, on_lost: str
+    primitive: Primitive, make: Make, on_lost: str, enters: str
 ) -> None:
     """It is cancelled once, or sees the event, and ends with LeaseLost; nobody's cancellation is left behind."""
 
@@ -244,7 +257,12 @@ async def test_a_body_learns_that_another_task_released_its_lease(
             lease.check()
 
     entered: asyncio.Future[BaseLease] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(lost_in(make(on_lost=on_lost), body))
+
+    async def run() -> tuple[BaseLease, LeaseLost]:
+        it = make(on_lost=on_lost)
+        return await lost_in(await it.acquire() if enters == "the lease" else it, body)
+
+    task = asyncio.create_task(run())
     async with asyncio.timeout(5):
         await (await entered).release()
         _, error = await task
@@ -280,19 +298,6 @@ async def test_a_body_that_failed_leaves_its_error_when_its_lease_was_given_back
 
 
 @everything
-async def test_every_lease_is_a_context_manager(primitive: Primitive, make: Make) -> None:
-    async with await make().acquire(timeout=5) as lease:
-        lease.check()
-    with pytest.raises(NotHeld):
-        lease.check()
-    if (tried := await make().try_acquire()) is not None:
-        async with tried:
-            tried.check()
-    assert tried is not None
-    assert not tried.remaining()
-
-
-@everything
 async def test_a_lease_is_entered_once(primitive: Primitive, make: Make) -> None:
     async with make() as lease:
         with pytest.raises(RuntimeError, match="another lease"):
@@ -302,37 +307,6 @@ async def test_a_lease_is_entered_once(primitive: Primitive, make: Make) -> None
     with pytest.raises(NotHeld):
         async with lease:
             pass
-
-
-@everything
-async def test_the_loss_of_an_entered_lease_cancels_its_body(primitive: Primitive, make: Make) -> None:
-    lease = await make().acquire()
-
-    async def body(entered: BaseLease) -> None:
-        asyncio.get_running_loop().call_soon(partial(entered._grant.lose, "taken"))
-        await for_ever()
-
-    entered, _ = await lost_in(lease, body)
-    assert entered is lease
-
-
-async def test_an_exit_of_a_lease_that_was_not_entered_is_refused(sync: Coordinator) -> None:
-    lease = await AsyncLock(sync, "it").acquire()
-    with pytest.raises(NotHeld, match="was not entered"):
-        await lease.__aexit__(None, None, None)
-    await lease.release()
-
-
-@by_many
-async def test_two_stacks_of_one_task_end_its_latest_hold_first(primitive: Primitive, make: Make) -> None:
-    """An exit does not say which of them it ends: the latest goes, whatever stack is closed."""
-    shared = make()
-    first, second = AsyncExitStack(), AsyncExitStack()
-    leases = [await stack.enter_async_context(shared) for stack in (first, second)]
-    await first.aclose()
-    assert [lease.remaining() > 0 for lease in leases] == [True, False]
-    await second.aclose()
-    assert not leases[0].remaining()
 
 
 async def test_hold_says_which_body_an_exit_ends(sync: Coordinator) -> None:
