@@ -1,7 +1,7 @@
 """`redis_sync_aio.compat.Lock` next to the lock of redis-py: the same contract, over both.
 
-What is asserted is what redis-py documents, and does. Errors: test_compat_errors.py. Each with the other, and what is
-better: test_compat_waiting.py.
+What is asserted is what redis-py documents, and does. Releases, extensions, lost locks and bodies are compared step by
+step in simulation/test_compat_sequences.py. What is better with ours: test_compat_differences.py.
 """
 
 from __future__ import annotations
@@ -9,48 +9,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis.exceptions as errors
 from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
-from ..support.compat import (
-    NAME,
-    OTHER,
-    UNLOCKED,
-    MakeLock,
-    is_free,
-    near,
-    started,
-    until,
-)
+from redis_sync_aio import AsyncLock
+from redis_sync_aio.compat import Lock
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+from ..support.compat import NAME, OTHER, MakeLock, is_free, near, refused, started
 from ..support.compat import client as client
 from ..support.compat import kind as kind
 from ..support.compat import make as make
+from ..support.inside import close_implicit, hub_of
 
-# -- the contract: acquire and release -----------------------------------------------------------------
-
-
-async def test_acquire_and_release(make: MakeLock, redis: Redis) -> None:
-    lock = make()
-    assert await lock.acquire() is True
-    assert lock.local.token == await redis.get(NAME)
-    assert isinstance(lock.local.token, bytes)
-    assert await lock.release() is None  # type: ignore[func-returns-value]
-    assert lock.local.token is None
-    assert await is_free(redis)
+TOKENS = pytest.mark.parametrize("token", [None, "mine"])
+# -- acquire and release -------------------------------------------------------------------------------
 
 
-async def test_acquire_again_and_again(make: MakeLock) -> None:
+async def test_each_acquire_has_a_token_of_its_own_until_the_release(make: MakeLock, redis: Redis) -> None:
     lock, tokens = make(), set()
     for _ in range(3):
-        assert await lock.acquire()
+        assert await lock.acquire() is True
+        assert isinstance(lock.local.token, bytes)
+        assert lock.local.token == await redis.get(NAME)
         tokens.add(lock.local.token)
-        await lock.release()
+        assert await lock.release() is None  # type: ignore[func-returns-value]
+        assert lock.local.token is None
+        assert await is_free(redis)
     assert len(tokens) == 3
 
 
@@ -82,27 +79,29 @@ async def test_false_when_taken(
 
 
 @pytest.mark.parametrize("limit", [0, 0.001, 1, 10.5, float("inf"), -1])
-@pytest.mark.parametrize("token", [None, "mine"])
+@TOKENS
 async def test_free_is_acquired_however_short_the_time(make: MakeLock, limit: float, token: str | None) -> None:
     assert await make().acquire(blocking_timeout=limit, token=token) is True
 
 
 @pytest.mark.parametrize("limit", [None, 30])
-@pytest.mark.parametrize("token", [None, "mine"])
-async def test_waits_until_it_is_released(make: MakeLock, redis: Redis, limit: float | None, token: str | None) -> None:
-    holder, waiter = make(), make(blocking_timeout=limit)
+@TOKENS
+async def test_a_waiter_has_it_after_the_release_with_its_own_timeout(
+    make: MakeLock, redis: Redis, limit: float | None, token: str | None
+) -> None:
+    holder, waiter = make(), make(blocking_timeout=limit, timeout=10)
     await holder.acquire()
     waiting = await started(redis, waiter.acquire(token=token))
     assert not waiting.done()
     await holder.release()
     assert await waiting is True
     assert await waiter.owned()
+    assert near(await redis.pttl(NAME), 10)
 
 
-async def test_waits_until_the_timeout_of_the_holder(make: MakeLock, redis: Redis) -> None:
-    holder, waiter = make(timeout=30), make()
+async def test_a_waiter_has_it_after_the_timeout_of_the_holder(make: MakeLock) -> None:
+    holder, waiter = make(timeout=0.05), make()
     await holder.acquire()
-    await redis.pexpire(NAME, 50)
     assert await waiter.acquire(blocking_timeout=30) is True
     with pytest.raises(LockNotOwnedError):
         await holder.release()
@@ -110,7 +109,7 @@ async def test_waits_until_the_timeout_of_the_holder(make: MakeLock, redis: Redi
 
 
 @pytest.mark.parametrize("token", ["täglich", "täglich".encode(), b"\x00|1 2\r\n"])
-async def test_token(make: MakeLock, redis: Redis, token: str | bytes) -> None:
+async def test_a_token_of_the_caller(make: MakeLock, redis: Redis, token: str | bytes) -> None:
     lock = make()
     assert await lock.acquire(token=token)
     encoded = token.encode() if isinstance(token, str) else token
@@ -122,237 +121,82 @@ async def test_token(make: MakeLock, redis: Redis, token: str | bytes) -> None:
     assert await lock.acquire(token=token)  # and may be used again
 
 
-async def test_token_set_by_hand(make: MakeLock, redis: Redis) -> None:
-    first, second = make(timeout=10), make(timeout=10)
-    await first.acquire()
-    second.local.token = first.local.token
-    assert await second.owned()
-    assert await second.extend(10)
-    assert near(await redis.pttl(NAME), 20)
-    await second.release()
-    assert await is_free(redis)
-    with pytest.raises(LockNotOwnedError):
-        await first.release()
+async def test_a_token_set_by_hand_acts_for_its_lock(
+    make: MakeLock, client: Redis, kind: type[RedisLock], redis: Redis
+) -> None:
+    """Also if the other lock is of the other kind."""
+    for other in (Lock, RedisLock):
+        first, second = make(timeout=10), client.lock(NAME, timeout=10, lock_class=other)
+        await first.acquire()
+        second.local.token = first.local.token
+        assert await second.owned()
+        assert await second.extend(10)
+        assert near(await redis.pttl(NAME), 20)
+        await second.release()
+        assert await is_free(redis)
+        with pytest.raises(LockNotOwnedError):
+            await first.release()
 
 
-async def test_one_task_acquires_another_releases(make: MakeLock, redis: Redis) -> None:
-    lock = make()
-    await lock.acquire()
-    await asyncio.create_task(lock.release())
-    assert await is_free(redis)
-    await asyncio.wait_for(lock.acquire(), 30)  # on Python 3.11 in another task
-    await lock.release()
-    assert await is_free(redis)
+# -- timeouts ------------------------------------------------------------------------------------------
 
 
-async def test_release_unlocked(make: MakeLock) -> None:
-    lock = make()
-    for _ in range(2):
-        with pytest.raises(LockError, match=UNLOCKED) as caught:
-            await lock.release()
-        assert (caught.type, caught.value.lock_name) == (LockError, NAME)
-        await lock.acquire()
-        await lock.release()
-
-
-@pytest.mark.parametrize("now_there", [None, OTHER], ids=["gone", "taken"])
-async def test_release_of_a_lost_lock(make: MakeLock, redis: Redis, now_there: bytes | None) -> None:
-    lock = make(timeout=10)
-    await lock.acquire()
-    await (redis.delete(NAME) if now_there is None else redis.set(NAME, now_there))
-    with pytest.raises(LockNotOwnedError, match="Cannot release a lock that's no longer owned"):
-        await lock.release()
-    assert await redis.get(NAME) == now_there
-    assert lock.local.token is None
-    with pytest.raises(LockError, match=UNLOCKED):
-        await lock.release()
-
-
-async def test_release_after_the_timeout(make: MakeLock, redis: Redis) -> None:
-    lock = make(timeout=0.05)
-    await lock.acquire()
-    await until(lambda: is_free(redis))
-    with pytest.raises(LockNotOwnedError):
-        await lock.release()
-
-
-async def test_locked_and_owned(make: MakeLock, redis: Redis) -> None:
-    lock, other = make(), make()
-    assert (await lock.locked(), await lock.owned()) == (False, False)
-    await lock.acquire()
-    assert (await lock.locked(), await lock.owned()) == (True, True)
-    assert (await other.locked(), await other.owned()) == (True, False)
-    await redis.set(NAME, OTHER)
-    assert (await lock.locked(), await lock.owned()) == (True, False)
-    await redis.delete(NAME)
-    assert (await lock.locked(), await lock.owned()) == (False, False)
-
-
-# -- the contract: timeouts ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("timeout", [None, 0, 0.0])
-async def test_no_timeout(make: MakeLock, redis: Redis, timeout: float | None) -> None:
-    await make(timeout=timeout).acquire()
-    assert await redis.pttl(NAME) == -1
-
-
-@pytest.mark.parametrize("timeout", [10, 10.5, 3.0])
-@pytest.mark.parametrize("token", [None, "mine"])
-async def test_timeout(make: MakeLock, redis: Redis, timeout: float, token: str | None) -> None:
-    await make(timeout=timeout).acquire(token=token)
-    assert near(await redis.pttl(NAME), timeout)
-
-
-async def test_timeout_of_a_lock_that_was_waited_for(make: MakeLock, redis: Redis) -> None:
-    holder, waiter = make(), make(timeout=10)
-    await holder.acquire()
-    waiting = await started(redis, waiter.acquire())
-    await holder.release()
-    assert await waiting
-    assert near(await redis.pttl(NAME), 10)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((10,), 20),
-        ((10.5,), 20.5),
-        ((-5,), 5),
-        ((0,), 10),
-        ((10, False), 20),
-        ((10, True), 10),
-        ((4.5, True), 4.5),
-        ((30, True), 30),
-    ],
-)
-async def test_extend(make: MakeLock, redis: Redis, arguments: tuple[Any, ...], expected: float) -> None:
-    lock = make(timeout=10)
-    await lock.acquire()
-    assert await lock.extend(*arguments) is True
-    assert near(await redis.pttl(NAME), expected)
-    await lock.release()
-
-
-async def test_extend_adds_to_what_the_server_says(make: MakeLock, redis: Redis) -> None:
-    lock = make(timeout=10)
-    await lock.acquire()
-    await redis.pexpire(NAME, 100_000)
-    assert await lock.extend(10)
-    assert near(await redis.pttl(NAME), 110)
-    assert await lock.extend(additional_time=10, replace_ttl=False)
-    assert near(await redis.pttl(NAME), 120)
-
-
-async def test_reacquire(make: MakeLock, redis: Redis) -> None:
+async def test_extend_adds_to_what_the_server_says_and_reacquire_does_not(make: MakeLock, redis: Redis) -> None:
     lock = make(timeout=10.5)
     await lock.acquire()
-    await redis.pexpire(NAME, 5_000)
-    assert await lock.reacquire() is True
-    assert near(await redis.pttl(NAME), 10.5)
-    await lock.extend(30)
-    assert await lock.reacquire()
-    assert near(await redis.pttl(NAME), 10.5)
+    await redis.pexpire(NAME, 100_000)
+    assert await lock.extend(additional_time=10, replace_ttl=False)
+    assert near(await redis.pttl(NAME), 110)
+    for left in (100_000, 5_000):
+        await redis.pexpire(NAME, left)
+        assert await lock.reacquire() is True
+        assert near(await redis.pttl(NAME), 10.5)
 
 
-async def extend(lock: RedisLock) -> None:
-    await lock.extend(10)
+async def test_extending_an_unlocked_or_endless_lock_is_refused_at_the_call(make: MakeLock) -> None:
+    """Not when it is awaited."""
+    unlocked, endless = make(timeout=10), make()
+    await endless.acquire()
+    for lock, why in ((unlocked, "an unlocked lock"), (endless, "a lock with no timeout")):
+        with pytest.raises(LockError, match=f"Cannot extend {why}") as caught:
+            _ = lock.extend(10)
+        assert caught.type is LockError
+        with pytest.raises(LockError, match=f"Cannot reacquire {why}") as caught:
+            _ = lock.reacquire()
+        assert caught.type is LockError
+    await endless.release()
 
 
-async def extend_replacing(lock: RedisLock) -> None:
-    await lock.extend(10, replace_ttl=True)
-
-
-async def reacquire(lock: RedisLock) -> None:
+@pytest.mark.parametrize("seconds", [20, 20.5, Decimal("20.5"), Fraction(41, 2), timedelta(seconds=20), True])
+async def test_seconds_of_any_type(make: MakeLock, kind: type[RedisLock], redis: Redis, seconds: Any) -> None:
+    if kind is RedisLock and isinstance(seconds, timedelta):
+        pytest.skip("redis-py's takes numbers only")
+    expected = float(seconds.total_seconds() if isinstance(seconds, timedelta) else seconds)
+    lock: Any = make(timeout=seconds)
+    await lock.acquire()
+    assert near(await redis.pttl(NAME), expected)
     await lock.reacquire()
+    await lock.extend(seconds, True)
+    assert near(await redis.pttl(NAME), expected)
+    await lock.extend(seconds)
+    assert near(await redis.pttl(NAME), 2 * expected)
+    other: Any = make(sleep=Fraction(1, 200))
+    waits = 0.02 if kind is RedisLock else type(seconds)(0)
+    assert await other.acquire(blocking_timeout=waits, token="x") is False
 
 
-extending = pytest.mark.parametrize("change", [extend, extend_replacing, reacquire])
-
-
-@extending
-async def test_extend_unlocked(make: MakeLock, change: Callable[[RedisLock], Awaitable[None]]) -> None:
-    with pytest.raises(LockError, match=r"Cannot (extend|reacquire) an unlocked lock") as caught:
-        await change(make(timeout=10))
-    assert caught.type is LockError
-
-
-@extending
-async def test_extend_without_timeout(make: MakeLock, change: Callable[[RedisLock], Awaitable[None]]) -> None:
-    lock = make()
-    await lock.acquire()
-    with pytest.raises(LockError, match=r"Cannot (extend|reacquire) a lock with no timeout") as caught:
-        await change(lock)
-    assert caught.type is LockError
-    await lock.release()
-
-
-@extending
-@pytest.mark.parametrize("now_there", [None, OTHER], ids=["gone", "taken"])
-async def test_extend_of_a_lost_lock(
-    make: MakeLock, redis: Redis, change: Callable[[RedisLock], Awaitable[None]], now_there: bytes | None
-) -> None:
-    lock = make(timeout=10)
-    await lock.acquire()
-    await (redis.delete(NAME) if now_there is None else redis.set(NAME, now_there, px=5_000))
-    with pytest.raises(LockNotOwnedError, match=r"Cannot (extend|reacquire) a lock that's no longer owned"):
-        await change(lock)
-    assert lock.local.token is not None  # only a release clears it
-    assert now_there is None or await redis.pttl(NAME) <= 5_000
-
-
-# -- the contract: async with --------------------------------------------------------------------------
-
-
-async def test_async_with(make: MakeLock, redis: Redis) -> None:
-    lock = make(timeout=10)
-    async with lock as entered:
-        assert entered is lock
-        assert await lock.owned()
-    assert await is_free(redis)
-    with pytest.raises(ZeroDivisionError):
-        async with lock:
-            raise ZeroDivisionError
-    assert await is_free(redis)
-
-
-async def test_async_with_not_acquired(make: MakeLock, redis: Redis) -> None:
-    await redis.set(NAME, OTHER)
-    with pytest.raises(LockError, match="Unable to acquire lock within the time specified") as caught:
-        async with make(blocking_timeout=0.02):
-            pytest.fail("entered")
-    assert caught.type is LockError
-    assert await redis.get(NAME) == OTHER
-
-
-async def test_async_with_lost(make: MakeLock, redis: Redis) -> None:
-    with pytest.raises(LockNotOwnedError):
-        async with make(timeout=10):
-            await redis.set(NAME, OTHER)
-    assert await redis.get(NAME) == OTHER
-
-
-async def test_async_with_released_in_the_body(make: MakeLock) -> None:
-    with pytest.raises(LockError, match=UNLOCKED):
-        async with make() as lock:
-            await lock.release()
+# -- the object ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["lost", "released"])
-async def test_no_release_error(make: MakeLock, redis: Redis, caplog: pytest.LogCaptureFixture, how: str) -> None:
+async def test_the_end_of_a_body_may_log_instead_of_raising(
+    make: MakeLock, redis: Redis, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
     with caplog.at_level(logging.WARNING):
         async with make(raise_on_release_error=False) as lock:
             await (redis.delete(NAME) if how == "lost" else lock.release())
     assert "Lock was unlocked or no longer owned when exiting context manager." in caplog.messages
     assert lock.local.token is None
-
-
-async def test_an_explicit_release_raises_anyway(make: MakeLock) -> None:
-    with pytest.raises(LockError):
-        await make(raise_on_release_error=False).release()
-
-
-# -- the contract: the object --------------------------------------------------------------------------
 
 
 def test_attributes(client: Redis, kind: type[RedisLock]) -> None:
@@ -372,28 +216,77 @@ def test_defaults(client: Redis, kind: type[RedisLock]) -> None:
     assert lock.local.token is None
 
 
-@pytest.mark.parametrize("thread_local", [True, False])
-async def test_what_another_thread_sees(make: MakeLock, thread_local: bool) -> None:
-    lock = make(thread_local=thread_local)
-    await lock.acquire()
-    seen = await asyncio.to_thread(lambda: getattr(lock.local, "token", None))
-    assert seen == (None if thread_local else lock.local.token)
-
-
-async def test_attributes_can_be_changed(make: MakeLock, redis: Redis) -> None:
-    lock = make(timeout=10)
-    lock.timeout = 20
-    await lock.acquire()
-    assert near(await redis.pttl(NAME), 20)
-    lock.timeout = 30
-    await lock.reacquire()
-    assert near(await redis.pttl(NAME), 30)
-    lock.blocking = False
-    assert await lock.acquire() is False
-
-
 @pytest.mark.parametrize("name", ["läufe", b"\xff\x00", memoryview(b"view")], ids=["str", "bytes", "memoryview"])
 async def test_names(make: MakeLock, redis: Redis, name: Any) -> None:
     async with make(name) as lock:
         assert lock.name == name
         assert await redis.exists(name)
+
+
+# -- errors of connection and server -------------------------------------------------------------------
+
+
+async def test_without_permission(kind: type[RedisLock], redis: Redis, make_client: MakeClient) -> None:
+    await redis.acl_setuser("narrow", enabled=True, nopass=True, channels=["*"], categories=["+@all"], keys=["else:*"])
+    await refused(kind, make_client(username="narrow", password="x"), errors.NoPermissionError)
+
+
+async def test_without_server(kind: type[RedisLock]) -> None:
+    with EmbeddedServer() as server:
+        client = server.client(socket_timeout=0.1, retry=Retry(NoBackoff(), 0))
+        server.stop()
+        coordinator = hub_of(client)
+        coordinator.retry_for = 0.05
+        await refused(kind, client, errors.ConnectionError)
+        await close_implicit(coordinator)
+        await client.aclose()
+
+
+# -- each with the other -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("holds", "comes"), [(RedisLock, Lock), (Lock, RedisLock)], ids=["redis-py holds", "compat holds"]
+)
+async def test_they_exclude_each_other(
+    client: Redis, redis: Redis, holds: type[RedisLock], comes: type[RedisLock]
+) -> None:
+    """And a waiter has it soon after the release."""
+    holder = client.lock(NAME, timeout=10, lock_class=holds)
+    other = client.lock(NAME, timeout=10, lock_class=comes, sleep=0.005)
+    assert await holder.acquire()
+    for limit in (0, 0.02):
+        assert await other.acquire(blocking_timeout=limit) is False
+        assert await other.acquire(blocking_timeout=limit, token="mine") is False
+    assert (await other.locked(), await other.owned(), await holder.owned()) == (True, False, True)
+    waiting = await started(redis, other.acquire())
+    await holder.release()
+    assert await asyncio.wait_for(waiting, 1)
+    assert await other.owned()
+
+
+async def test_all_kinds_contend(redis: Redis, make_client: MakeClient) -> None:
+    rounds, inside = 5, 0
+
+    async def count() -> None:
+        nonlocal inside
+        inside += 1
+        assert inside == 1
+        counter = int(await redis.get("counter") or 0)
+        await redis.set("counter", counter + 1)
+        inside -= 1
+
+    async def contend(lock: RedisLock | AsyncLock) -> None:
+        for _ in range(rounds):
+            async with lock:
+                await count()
+
+    options: dict[str, Any] = {"timeout": 30, "sleep": 0.001}
+    shared = make_client().lock(NAME, lock_class=Lock, **options)
+    async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(contend(make_client().lock(NAME, lock_class=RedisLock, **options)))
+            tasks.create_task(contend(make_client().lock(NAME, lock_class=Lock, **options)))
+            tasks.create_task(contend(shared))
+            tasks.create_task(contend(AsyncLock(make_client(), NAME)))
+    assert int(await redis.get("counter") or 0) == 12 * rounds

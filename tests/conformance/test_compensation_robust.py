@@ -12,9 +12,7 @@ from redis_sync_aio import AsyncLock, AsyncRobustLock, Compensation, Coordinator
 from redis_sync_aio.errors import StaleWriter, UndoFailed, UnknownStep, WrongKeyType
 from redis_sync_aio.types import RobustLease, UndoSteps
 
-from ..support.body import assert_undisturbed, for_ever
-from ..support.inside import load
-from ..support.robust import KEYS, NAME, RECORD, crash, is_of, lock, way
+from ..support.robust import NAME, RECORD, crash, is_of, lock, way
 
 __all__ = ["lock", "way"]  # fixtures
 
@@ -83,13 +81,6 @@ async def test_a_step_is_recorded_when_push_returns_and_dropped_when_the_work_is
     assert not await redis.exists(RECORD)
 
 
-async def test_without_recorded_steps_the_exit_sends_nothing(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
-    async with lock as lease:
-        async with Compensation(lease, shop.steps) as undo:
-            undo.push(shop.refund, order=1)
-        assert await redis.hget(RECORD, "seq") == b"0"
-
-
 async def test_on_failure_steps_of_both_kinds_run_in_reverse_and_nothing_is_left(
     lock: AsyncRobustLock, redis: Redis, shop: Shop
 ) -> None:
@@ -120,16 +111,6 @@ async def test_a_later_holder_compensates_and_the_record_is_clear(
         assert shop.done == [3, 2, 1]
     async with lock as third:
         assert third.abandoned is None
-
-
-async def test_compensating_without_steps_clears_the_progress(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
-    first = await lock.acquire()
-    await first.record({"order": 7})
-    await crash(redis, first)
-    second = await lock.acquire()
-    await second.compensate(shop.steps)
-    assert second.progress is None
-    assert await redis.hget(RECORD, "progress") == b""
 
 
 async def test_each_step_is_removed_after_it_ran_so_a_crash_resumes(
@@ -281,35 +262,6 @@ async def test_work_that_is_done_under_the_earlier_lease_says_that_its_steps_are
     assert shop.done == [1]
 
 
-async def test_a_late_copy_from_before_a_restart_changes_nothing(
-    lock: AsyncRobustLock, redis: Redis, shop: Shop
-) -> None:
-    """A process is started again under its identity while its lease lasts, and a command of the first one arrives."""
-    first = await lock.acquire(identity="w")
-    await first.record({"step": 1})
-    async with Coordinator(redis) as elsewhere:
-        restarted = await AsyncRobustLock(elsewhere, NAME).acquire(identity="w")
-        async with Compensation(restarted, shop.steps) as undo:
-            await undo.push("refund", order=2)
-            before = await redis.hgetall(RECORD)
-            for seq in (2, 100):
-                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first._robust.writer)
-                code, _ = await redis.eval(load("robust/record").source, 5, *KEYS.all, *words)  # type: ignore[arg-type]
-                assert code == 3
-            assert await redis.hgetall(RECORD) == before
-
-
-async def test_lost_before_the_work_counts_as_done(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
-    with pytest.raises(LeaseLost):  # noqa: PT012
-        async with lock as lease, Compensation(lease, shop.steps) as undo:
-            await undo.push("refund", order=1)
-            await redis.delete(NAME)
-    assert shop.done == []
-    async with lock as second:
-        assert second.abandoned is not None
-        assert second.abandoned.steps == ("refund",)
-
-
 async def test_lost_while_compensating_leaves_the_rest(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     await crashed_with(lock, redis, shop, 1, 2, 3)
     second = await lock.acquire()
@@ -362,22 +314,6 @@ async def test_p5_a_push_that_is_cancelled_counts(lock: AsyncRobustLock, redis: 
     assert task.cancelled()
     assert shop.done == [1]
     assert not await redis.exists(RECORD)
-
-
-async def test_p5_a_shutdown_undoes_and_releases(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
-    async def body() -> None:
-        async with lock as lease, Compensation(lease, shop.steps) as undo:
-            await undo.push("refund", order=1)
-            shop.begun.set()
-            await for_ever()
-
-    task = asyncio.create_task(body())
-    await shop.begun.wait()
-    task.cancel()
-    await asyncio.wait([task])
-    assert shop.done == [1]
-    assert not await redis.exists(RECORD, NAME)
-    await assert_undisturbed()
 
 
 # -- what is refused ---------------------------------------------------------------------------------------

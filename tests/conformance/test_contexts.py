@@ -1,34 +1,29 @@
-"""One lock, many tasks and contexts: where a lease is entered, left, released and named (P1, P7, P12).
+"""One lock, many tasks and contexts: where a lease is entered, left, released and named (P1, P7, P12; E6, F8).
 
-FAULTS E6. Set-up and tear-down may run in different tasks; the lock object may be shared; all that know the identity
+Set-up and tear-down may run in different tasks; the lock object may be shared; all that know the identity
 may release. The life of coordinators and clients is in test_contexts_life.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, NotHeld, SyncError, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.errors import WrongKeyType
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
 from ..support.factories import Exclusive, Kind, holder
-from ..support.inside import hub_of
+from ..support.primitives import MAKERS, Maker
 
 NAME = "contexts"
-
-
-class BodyError(Exception):
-    """What a body raises by itself."""
 
 
 @pytest.fixture
@@ -47,38 +42,6 @@ async def in_other_task(run: Callable[[], Awaitable[object]]) -> None:
 
 
 # -- left in another task than entered ---------------------------------------------------------------------
-
-
-@pytest_asyncio.fixture
-async def held(lock: Exclusive) -> AsyncIterator[BaseLease]:
-    """A lease for the duration of a test: pytest-asyncio tears it down in another task."""
-    async with lock as lease:
-        yield lease
-    assert await holder(lock) is None
-
-
-@pytest_asyncio.fixture
-async def held_and_lost(lock: Exclusive) -> AsyncIterator[BaseLease]:
-    """A lease that the test loses: the tear-down says so."""
-    with pytest.raises(LeaseLost):
-        async with lock.acquire() as lease:
-            yield lease
-
-
-async def test_p7_lease_of_a_fixture(held: BaseLease, lock: Exclusive) -> None:
-    """The fixture's lease is held in the test, by nobody's current task."""
-    held.check()
-    assert await holder(lock) == held.token
-    with pytest.raises(AcquireTimeout):
-        await lock.acquire(timeout=0)
-
-
-async def test_p7_lease_of_a_fixture_is_lost(held_and_lost: BaseLease) -> None:
-    """P7: the task that entered is gone, so nobody is cancelled; the tear-down raises LeaseLost."""
-    held_and_lost._grant.lose("taken")
-    await assert_undisturbed()
-    with pytest.raises(LeaseLost):
-        held_and_lost.check()
 
 
 @pytest.mark.parametrize("way_in", ["lock", "hold"])
@@ -130,45 +93,6 @@ async def test_p7_cancelled_where_it_is_left_and_lost(lock: Exclusive) -> None:
         await left
     with pytest.raises(asyncio.CancelledError):
         await entering
-
-
-async def test_p7_async_generator_closed_by_another_task(lock: Exclusive) -> None:
-    async def generate() -> AsyncGenerator[BaseLease, None]:
-        async with lock as lease:
-            yield lease
-
-    generator = generate()
-    lease = await anext(generator)
-    lease.check()
-    await in_other_task(generator.aclose)
-    assert await holder(lock) is None
-
-
-@pytest.mark.parametrize("ends", ["returns", "raises", "loses"])
-async def test_p7_asynccontextmanager(lock: Exclusive, ends: str) -> None:
-    """P7: through contextlib.asynccontextmanager the same comes out as without it."""
-
-    @asynccontextmanager
-    async def wrapped() -> AsyncIterator[BaseLease]:
-        async with lock as lease:
-            yield lease
-
-    async def use() -> None:
-        async with wrapped() as lease:
-            if ends == "raises":
-                raise BodyError
-            if ends == "loses":
-                asyncio.get_running_loop().call_soon(lease._grant.lose, "taken")
-                await for_ever()
-
-    if ends == "returns":
-        await use()
-    else:
-        with pytest.raises(BodyError if ends == "raises" else LeaseLost):
-            await use()
-    await assert_undisturbed()
-    if ends != "loses":
-        assert await holder(lock) is None
 
 
 # -- one object, many tasks --------------------------------------------------------------------------------
@@ -285,21 +209,6 @@ async def test_e6_a_task_that_acquires_twice_without_a_body_times_out(lock: Excl
     await lease.release()
 
 
-@pytest.mark.tickets
-async def test_p5_withdrawn_while_it_looks_again(sync: Coordinator, lock: Exclusive) -> None:
-    """P5: a waiter that ends in the turn in which it asks again, with its ticket queued before, leaves no ticket."""
-    async with lock:
-        waiting = asyncio.create_task(lock.acquire())
-        await wait_until(waits(lock), FAST, timeout=5)
-        (ticket,) = hub_of(sync).acquisitions.values()
-        await wait_until(lambda: ticket.call is None, FAST, timeout=5)
-        ticket.ask()
-        ticket.withdraw(SyncError("its time is up"))
-        with pytest.raises(SyncError):
-            await waiting
-        await wait_until(waits(lock, 0), FAST, timeout=5)
-
-
 # -- release() of the lock ---------------------------------------------------------------------------------
 
 
@@ -382,3 +291,33 @@ async def test_same_identity_same_lease(kind: Kind, lock: Exclusive, make_client
         assert {first.token, again.token, theirs.token} == {"worker-7"}
         await theirs.release()
     assert await holder(lock) is None
+
+
+# -- an end of a body that did not begin -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [MAKERS[label] for label in ("lock", "semaphore", "reentrant lock", "multi-lock")])
+async def test_f8_an_exit_without_an_entry(sync: Coordinator, make: Maker) -> None:
+    """The error says what to do, and the lease is left alone."""
+    lock = make(sync, NAME)
+    lease = await lock.acquire()
+    with pytest.raises(NotHeld, match=r"'.*contexts.*'.* was not entered.*enter_async_context\(lease\)"):
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(lock)
+    lease.check()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(lease)
+    async with lock:  # is not disturbed by that
+        pass
+
+
+async def test_f8_the_bodys_error_comes_before_that_of_an_exit_without_an_entry(sync: Coordinator) -> None:
+    with pytest.raises(NotHeld, match="this acquisition was not entered"):
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(sync.lock(NAME).acquire())
+    for exits in (sync.lock(NAME), sync.lock(NAME).acquire()):
+        with pytest.raises(KeyError) as caught:  # noqa: PT012
+            async with AsyncExitStack() as stack:
+                stack.push_async_exit(exits)
+                raise KeyError
+        assert "was not entered" in caught.value.__notes__[0]

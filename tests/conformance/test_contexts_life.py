@@ -1,4 +1,4 @@
-"""P12, FAULTS E4: coordinators and clients that end while something waits or is held; implicit coordinators.
+"""P12: coordinators and clients that end while something waits or is held; implicit coordinators.
 
 Waiters and holders get a clear error immediately, what was held is free again, and no task or connection is left.
 """
@@ -6,32 +6,73 @@ Waiters and holders get a clear error immediately, what was held is free again, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Literal
 
 import anyio
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Coordinator, LeaseLost, SyncError, Unreachable, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, LeaseLost, SyncError, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
-from redis_sync_aio.types import BaseLease
+from redis_sync_aio.types import BaseLease, Client
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
-from ..support.contexts import NAME, connections, our_tasks, same
-from ..support.contexts import nothing_left as nothing_left
-from ..support.contexts import observer as observer
-from ..support.factories import Exclusive, Kind
-from ..support.inside import close_implicit, hub_of
+from ..support.factories import Exclusive, Kind, holder
+from ..support.inside import close_implicit, hub_module, hub_of, hubs
+from ..support.wired import wired
 
-pytestmark = pytest.mark.timing
+NAME = "life"
+
+
+@pytest_asyncio.fixture
+async def observer(make_client: MakeClient) -> Redis:
+    """Looks at the server, whatever becomes of the client under test."""
+    return make_client()
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def nothing_left(kind: Kind, no_task_left: None, observer: Redis) -> AsyncIterator[None]:
+    """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
+    yield
+    assert await observer.exists(kind.queue(NAME)) == 0
+    assert all(found.why_closed is None for found in hubs.values())
+
+
+def our_tasks() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if "redis_sync_aio" in task.get_name()]
+
+
+async def no_task_of_ours() -> None:
+    await wait_until(lambda: our_tasks() == [], FAST, timeout=5)
+
+
+Connections = Callable[[int], Awaitable[None]]
+
+
+@pytest_asyncio.fixture
+async def connected(observer: Redis) -> Connections:
+    """Wait until there are so many more connections than before the test."""
+
+    async def count() -> int:
+        return len([it for it in await observer.client_list() if "S" not in it["flags"]])  # replicas are none
+
+    async def more(number: int) -> None:
+        async def so_many() -> bool:
+            return await count() == before + number
+
+        await wait_until(so_many, FAST, timeout=5)
+
+    before = await count()
+    return more
 
 
 def overrule(lock: Exclusive) -> Awaitable[object]:
-    """The command of each kind that changes something for everybody."""
+    """Run the command of each kind that changes something for everybody."""
     return lock.resize(1) if isinstance(lock, AsyncSemaphore) else lock.force_release()
 
 
@@ -49,9 +90,8 @@ USES: dict[str, Callable[[Exclusive], Awaitable[object]]] = {
 }
 
 
-async def waiting_and_holding(kind: Kind, sync: Coordinator) -> tuple[asyncio.Task[object], list[asyncio.Task[object]]]:
-    """A task whose body holds the lock, and two that wait for it."""
-    lock = kind.make(sync, NAME)
+async def waiting_and_holding(lock: Exclusive) -> tuple[asyncio.Task[object], list[asyncio.Task[object]]]:
+    """Start a task whose body holds the lock, and two that wait for it."""
     running = asyncio.Event()
 
     async def hold() -> object:
@@ -73,7 +113,7 @@ async def waiting_and_holding(kind: Kind, sync: Coordinator) -> tuple[asyncio.Ta
 
 async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[object]], word: str) -> None:
     """Bodies lose their lease because it was closed, waiters are told so."""
-    await asyncio.wait([holding, *waiting], timeout=1)
+    await asyncio.wait([holding, *waiting], timeout=5)
     result = holding.result()
     assert isinstance(result, tuple)
     assert isinstance(result[1], LeaseLost)
@@ -89,9 +129,9 @@ async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[
 # -- aclose() of a coordinator -----------------------------------------------------------------------------
 
 
-async def test_p12_close_while_waiting_and_holding(kind: Kind, sync: Coordinator, observer: Redis) -> None:
-    """P12: waiters get CoordinatorClosed, bodies LeaseLost "closed", and the lock is free when aclose() returns."""
-    holding, waiting = await waiting_and_holding(kind, sync)
+async def test_close_while_waiting_and_holding(kind: Kind, sync: Coordinator, observer: Redis) -> None:
+    """Waiters get CoordinatorClosed, bodies LeaseLost "closed", and the lock is free when aclose() returns."""
+    holding, waiting = await waiting_and_holding(kind.make(sync, NAME))
     await sync.aclose()
     assert await kind.empty(observer, NAME)
     assert our_tasks() == []
@@ -99,8 +139,8 @@ async def test_p12_close_while_waiting_and_holding(kind: Kind, sync: Coordinator
     assert hub_of(sync).resources == {}
 
 
-async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Redis) -> None:
-    """P2, P12: a waiter elsewhere has the lock when the holder's coordinator is closed, before any waiter of it."""
+async def test_close_hands_over(kind: Kind, sync: Coordinator, observer: Redis) -> None:
+    """P2: a waiter elsewhere has the lock when the holder's coordinator is closed, before any waiter of it."""
     await kind.make(sync, NAME).acquire()
     own = asyncio.create_task(kind.make(sync, NAME).acquire())
     await wait_until(waits(kind.make(sync, NAME)), FAST, timeout=5)
@@ -109,45 +149,30 @@ async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Red
         await wait_until(waits(kind.make(other, NAME), 1 if kind.share else 2), FAST, timeout=5)
         await sync.aclose()
         lease = await asyncio.wait_for(theirs, 15)
-        assert await kind.token(observer, NAME) == lease._grant.wire_token
+        assert await holder(kind.make(other, NAME)) == lease.token
         await lease.release()
     with pytest.raises(CoordinatorClosed):
         await own
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("used_before", [False, True])
-async def test_p12_use_after_close(kind: Kind, sync: Coordinator, use: str, used_before: bool) -> None:
-    """P12: every method says that the coordinator is closed, also of a lock that was used before."""
-    lock = kind.make(sync, NAME)
-    if used_before:
-        async with lock:
-            pass
-    await sync.aclose()
-    with pytest.raises(CoordinatorClosed):
-        await USES[use](lock)
-
-
-async def test_p12_close_again(kind: Kind, sync: Coordinator) -> None:
-    """Twice, at the same time, and never used: no error; but a closed one is not entered again."""
+async def test_use_after_close(kind: Kind, sync: Coordinator, client: Client, use: str) -> None:
+    """Every method says that the coordinator is closed; closing again is no error, entering again is one."""
+    unused = Coordinator(client)
+    assert (unused.connection_error, unused.connections, unused.why_closed) == (None, 0, None)
     async with kind.make(sync, NAME):
         pass
-    await asyncio.gather(sync.aclose(), sync.aclose())
-    await sync.aclose()
-    with pytest.raises(CoordinatorClosed):
-        async with sync:
-            pass
+    for closed in (sync, unused):
+        await asyncio.gather(closed.aclose(), closed.aclose())
+        await closed.aclose()
+        with pytest.raises(CoordinatorClosed):
+            await USES[use](kind.make(closed, NAME))
+        with pytest.raises(CoordinatorClosed):
+            async with closed:
+                pass
 
 
-async def test_p12_close_never_used(kind: Kind, client: Redis) -> None:
-    sync = Coordinator(client)
-    assert (sync.connection_error, sync.connections, sync.why_closed) == (None, 0, None)
-    await sync.aclose()
-    with pytest.raises(CoordinatorClosed):
-        await kind.make(sync, NAME).acquire()
-
-
-async def test_p12_leases_after_close(kind: Kind, sync: Coordinator) -> None:
+async def test_leases_after_close(kind: Kind, sync: Coordinator) -> None:
     """P6: a lease without a body knows it, too; a released one stays released."""
     released = await kind.make(sync, NAME).acquire()
     await released.release()
@@ -161,7 +186,7 @@ async def test_p12_leases_after_close(kind: Kind, sync: Coordinator) -> None:
         assert caught.value.reason == "closed"
 
 
-async def test_p7_close_inside_the_body(kind: Kind, sync: Coordinator, observer: Redis) -> None:
+async def test_close_inside_the_body(kind: Kind, sync: Coordinator, observer: Redis) -> None:
     """P7: the body that closes is cancelled itself, when the closing is done, and nothing is left in its task."""
     lease, error = await lost_in(kind.make(sync, NAME).acquire(), lambda _: sync.aclose())
     assert error.reason == "closed"
@@ -170,8 +195,8 @@ async def test_p7_close_inside_the_body(kind: Kind, sync: Coordinator, observer:
 
 
 @pytest.mark.parametrize("how", ["task", "anyio", "anyio-group", "asyncio", "twice"])
-async def test_p5_close_cancelled(kind: Kind, sync: Coordinator, observer: Redis, how: str) -> None:
-    """P5: the closing goes on, and the cancellation belongs to the task that asked for it."""
+async def test_a_cancelled_close_is_finished(kind: Kind, sync: Coordinator, observer: Redis, how: str) -> None:
+    """P5: and the cancellation belongs to the task that asked for it."""
     await kind.make(sync, NAME).acquire()
     loop = asyncio.get_running_loop()
     if how == "anyio":
@@ -211,19 +236,18 @@ UNDER_WAY: dict[str, Callable[[Exclusive, BaseLease], Awaitable[object]]] = {
 }
 
 
-@pytest.mark.parametrize("push", ["auto", "never"])
+@pytest.mark.parametrize("mode", ["link", "plain"])
 @pytest.mark.parametrize("server_is", ["up", "up, nothing held", "silent"])
 @pytest.mark.parametrize("use", UNDER_WAY)
-async def test_p12_close_with_a_command_under_way(
-    kind: Kind, server_is: str, push: Literal["auto", "never"], use: str
+async def test_close_with_a_command_in_flight(
+    kind: Kind, server: EmbeddedServer, server_is: str, mode: str, use: str
 ) -> None:
-    """P12: a task that waits for an answer when the coordinator is closed gets it, or an error; nobody hangs."""
-    async with EmbeddedServer(port=0) as server, server.client() as client:
-        sync = Coordinator(client, push=push, response_timeout=0.1)
-        lock = kind.make(sync, NAME)
+    """A task that waits for an answer when the coordinator is closed gets it, or an error; nobody hangs."""
+    async with wired(server, mode, kind=kind) as w:
+        lock = w.lock()
         lease = await lock.acquire()
         if server_is == "silent":
-            server.pause()
+            w.proxy.black_hole = True
         elif server_is != "up":
             await lease.release()
 
@@ -233,14 +257,8 @@ async def test_p12_close_with_a_command_under_way(
 
         asking = asyncio.create_task(ask())
         await asyncio.sleep(0)
-        await sync.aclose()
-        done, _ = await asyncio.wait([asking], timeout=20)
-        if server_is == "silent":
-            server.resume()
-        asking.cancel()
-        await asyncio.wait([asking])
-        assert done, "it hangs"
-        asking.result()
+        await w.sync.aclose()
+        await asyncio.wait_for(asking, 20)
 
 
 # -- aclose() of a client ----------------------------------------------------------------------------------
@@ -248,49 +266,39 @@ async def test_p12_close_with_a_command_under_way(
 
 @pytest.mark.parametrize("way", ["link", "link-resp2-decoded", "link-no-socket-timeout", "polling"], indirect=True)
 async def test_e4_client_closed_while_waiting_and_holding(
-    kind: Kind, sync: Coordinator, client: Redis, observer: Redis
+    kind: Kind, sync: Coordinator, connected: Connections, client: Redis, observer: Redis
 ) -> None:
-    """E4: like aclose(), and the error names the client; no connection is left open, not even by redis-py's pool."""
-    holding, waiting = await waiting_and_holding(kind, sync)
+    """Like aclose(), and the error names the client; no connection is left open, not even by redis-py's pool."""
+    holding, waiting = await waiting_and_holding(kind.make(sync, NAME))
     await client.aclose()
     await assert_told(holding, waiting, "client")
-    await wait_until(lambda: our_tasks() == [], FAST, timeout=5)
+    await no_task_of_ours()
     with pytest.raises(CoordinatorClosed, match="client"):
         await kind.make(sync, NAME).acquire()
     await sync.aclose()
     assert not await kind.held(observer, NAME)
     assert await kind.empty(observer, NAME)
-    await wait_until(lambda: same(connections(observer), 0), FAST, timeout=5)
+    await connected(-1)  # the client's
 
 
-async def test_e4_client_of_an_implicit_coordinator_closed(kind: Kind, redis: Redis, observer: Redis) -> None:
-    """E4: waiters and bodies are told, nothing runs on; the client works again when redis-py's does."""
+async def test_e4_client_of_an_implicit_coordinator_closed(
+    kind: Kind, redis: Redis, connected: Connections, observer: Redis
+) -> None:
+    """Waiters and bodies are told, nothing runs on; the client works again when redis-py's does."""
     lock = kind.make(redis, NAME)
-    running = asyncio.Event()
-
-    async def body(_: object) -> None:
-        running.set()
-        await for_ever()
-
-    losing = asyncio.create_task(lost_in(lock.acquire(), body))
-    await running.wait()
-    waiting = asyncio.create_task(lock.acquire())
-    await wait_until(waits(lock), FAST, timeout=5)
+    holding, waiting = await waiting_and_holding(lock)
     await redis.aclose()
-    _, error = await asyncio.wait_for(losing, 15)
-    assert error.reason == "closed"
-    with pytest.raises(CoordinatorClosed, match="client"):
-        await waiting
-    await wait_until(lambda: our_tasks() == [], FAST, timeout=5)
-    await wait_until(lambda: same(connections(observer), 0), FAST, timeout=5)
+    await assert_told(holding, waiting, "client")
+    await no_task_of_ours()
+    await connected(-1)
     await observer.delete(*kind.keys(NAME).all)
     async with lock:
         assert await kind.held(redis, NAME)
     await close_implicit(redis)
 
 
-async def test_e4_server_never_there(kind: Kind, make_client: MakeClient) -> None:
-    """E4, P12: waiting for the first connection when the client is closed, or the time is up: no task is left."""
+async def test_e4_server_never_there(kind: Kind) -> None:
+    """Waiting for the first connection when the client is closed, or the time is up: no task is left."""
     client = Redis(unix_socket_path="/nowhere/at.all")
     async with Coordinator(client, retry_for=0.1) as sync:
         with pytest.raises(Unreachable):
@@ -303,3 +311,106 @@ async def test_e4_server_never_there(kind: Kind, make_client: MakeClient) -> Non
         await acquiring
     assert our_tasks() == []
     await client.aclose()
+
+
+# -- implicit coordinators ---------------------------------------------------------------------------------
+
+
+async def test_one_implicit_coordinator_for_each_client(kind: Kind, redis: Redis, connected: Connections) -> None:
+    """P9: all locks of a client share one connection, next to the client's pool."""
+    locks = [kind.make(redis, f"{NAME}{n}") for n in range(5)]
+    leases = await asyncio.gather(*(lock.acquire() for lock in locks))
+    await connected(1)
+    for lease in leases:
+        await lease.release()
+    assert hub_of(redis) is locks[0]._hub
+    await close_implicit(redis)
+    await connected(0)
+
+
+async def test_an_idle_implicit_coordinator_closes_and_starts_again(
+    kind: Kind, redis: Redis, connected: Connections
+) -> None:
+    """It closes its connection when nothing was used for a while: short uses and statistics() keep it."""
+    lock = kind.make(redis, NAME)
+    for _ in range(2):
+        first = hub_of(redis)
+        for pause in (0.5, 0.9, 0.99):
+            async with lock:
+                pass
+            await asyncio.sleep(pause * hub_module.IDLE)
+            assert await holder(lock) is None
+            assert hub_of(redis) is first
+        lease = await lock.acquire()
+        await asyncio.sleep(3 * hub_module.IDLE)
+        lease.check()
+        assert hub_of(redis) is first  # held: not idle
+        await lease.release()
+        await asyncio.sleep(2.1 * hub_module.IDLE)
+        assert not hubs
+        await connected(0)
+        await no_task_of_ours()
+        with pytest.raises(CoordinatorClosed):
+            first.check()
+
+
+async def test_uses_that_meet_the_end_of_an_idle_coordinator(
+    kind: Kind, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A use never meets the closing."""
+    monkeypatch.setattr(hub_module, "IDLE", 0.01)
+    lock = kind.make(redis, NAME)
+    for pause in (0.0090, 0.0095, 0.0099, 0.01, 0.0101, 0.0105, 0.02):
+        async with lock:
+            pass
+        await asyncio.sleep(pause)
+        assert await holder(lock) is None
+        await asyncio.sleep(pause)
+    await asyncio.sleep(1)
+    assert not hubs
+    await no_task_of_ours()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.1])
+async def test_a_name_that_could_not_be_had_is_forgotten(
+    kind: Kind, redis: Redis, sync: Coordinator, timeout: float
+) -> None:
+    """The coordinator is idle then, and closes."""
+    held = await kind.make(sync, NAME).acquire()
+    with pytest.raises(AcquireTimeout) as caught:
+        await kind.make(redis, NAME).acquire(timeout=timeout)
+    assert 0 < (caught.value.remaining or 0) <= 30.05  # keys may be younger than virtual time
+    coordinator = hub_of(redis)
+    await wait_until(lambda: not (coordinator.resources or coordinator.acquisitions), FAST, timeout=5)
+    await held.release()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("ends", ["idle", "held", "waiting"])
+def test_nothing_is_pending_when_the_loop_closes(
+    kind: Kind, server: EmbeddedServer, ends: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """asyncio.run() with an implicit coordinator: the lock is released at the end, and nothing complains."""
+
+    async def main() -> None:
+        client = server.client()
+        lock = kind.make(client, NAME)
+        lease = await lock.acquire()
+        if ends == "idle":
+            await lease.release()
+        elif ends == "waiting":
+            task = asyncio.create_task(lock.acquire())
+            await wait_until(waits(lock), FAST, timeout=5)
+            assert not task.done()
+        if ends != "held":
+            await client.aclose(close_connection_pool=False)
+
+    async def look() -> bool:
+        async with server.client() as client:
+            return await kind.empty(client, NAME)
+
+    with suppress(CoordinatorClosed):
+        asyncio.run(main())
+    gc.collect()
+    assert asyncio.run(look())
+    assert capfd.readouterr().err == ""

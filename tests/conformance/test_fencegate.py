@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -43,26 +42,42 @@ def gate(sync: Coordinator) -> FenceGate:
 
 
 async def test_an_older_fence_is_refused_and_the_same_is_not(gate: FenceGate, redis: Redis) -> None:
+    """A pass keeps the gate for a week, and a refusal does not."""
     assert await gate.highest() is None
-    await gate.accept(5)
-    await gate.accept(7)
-    await gate.accept(7)
+    for fence in (5, 7, 7):
+        await gate.accept(fence)
+        assert 6.9 < (await redis.pttl(KEY)) / 86_400_000 <= 7
+        await redis.pexpire(KEY, 60_000)
     with pytest.raises(StaleFence) as stale:
         await gate.accept(6)
     assert (stale.value.name, stale.value.fence, stale.value.highest) == (NAME, 6, 7)
     assert await gate.highest() == 7
-    assert 6.9 < (await redis.pttl(KEY)) / 86_400_000 <= 7
+    assert await redis.pttl(KEY) <= 60_000
 
 
-async def test_leases_pass_in_their_order(gate: FenceGate, sync: Coordinator) -> None:
-    lock = AsyncLock(sync, NAME)  # the name may be the same
-    async with lock as older:
+async def test_a_ttl_of_its_own(sync: Coordinator, redis: Redis) -> None:
+    await FenceGate(sync, NAME, keep=timedelta(minutes=1)).accept(1)
+    assert 50_000 < await redis.pttl(KEY) <= 60_000
+
+
+@pytest.mark.parametrize("kind", ["lock", "robust", "reentrant", "writer", "permit"])
+async def test_leases_pass_in_their_order_whatever_their_kind(gate: FenceGate, sync: Coordinator, kind: str) -> None:
+    rw = AsyncReadWriteLock(sync, NAME)  # the name may be the same
+    holds: dict[str, Callable[[], AbstractAsyncContextManager[GuardingLease]]] = {
+        "lock": lambda: AsyncLock(sync, NAME),
+        "robust": lambda: AsyncRobustLock(sync, NAME),
+        "reentrant": lambda: AsyncReentrantLock(sync, NAME),
+        "writer": rw.write,
+        "permit": lambda: AsyncSemaphore(sync, NAME, limit=1),
+    }
+    async with holds[kind]() as older:
         await gate.accept(older)
-    async with lock as newer:
+    async with holds[kind]() as newer:
         await gate.accept(older)
         await gate.accept(newer)
         with pytest.raises(StaleFence):
             await gate.accept(older)
+        assert await gate.highest() == newer.fence
 
 
 @pytest.mark.parametrize("fence", [2**53, 2**53 + 1, 9_007_199_254_740_993, 10**16 - 2, 9])
@@ -85,22 +100,6 @@ async def test_of_many_fences_at_the_same_time_none_passes_behind_a_later_one(ga
         assert result is None or isinstance(result, StaleFence)
         highest = max(highest, fence)
     assert await gate.highest() == 100
-
-
-async def test_a_pass_keeps_the_gate_and_a_refusal_does_not(gate: FenceGate, redis: Redis) -> None:
-    await gate.accept(7)
-    await redis.pexpire(KEY, 60_000)
-    with pytest.raises(StaleFence):
-        await gate.accept(6)
-    assert await gate.highest() == 7
-    assert await redis.pttl(KEY) <= 60_000
-    await gate.accept(7)
-    assert await redis.pttl(KEY) > 60_000
-
-
-async def test_a_ttl_of_its_own(sync: Coordinator, redis: Redis) -> None:
-    await FenceGate(sync, NAME, keep=timedelta(minutes=1)).accept(1)
-    assert 50_000 < await redis.pttl(KEY) <= 60_000
 
 
 @pytest.mark.parametrize("spoilt", ["mine", "12", "0000000000000001x"])
@@ -141,21 +140,6 @@ async def test_a_lease_over_several_locks_says_which_fence_to_pass(gate: FenceGa
             await gate.accept(one)
 
 
-@pytest.mark.parametrize("kind", ["robust", "reentrant", "writer", "permit"])
-async def test_a_lease_of_one_name_passes_whatever_its_kind(gate: FenceGate, sync: Coordinator, kind: str) -> None:
-    rw = AsyncReadWriteLock(sync, "rw")
-    async with AsyncExitStack() as stack:
-        make: dict[str, Callable[[], Awaitable[GuardingLease]]] = {
-            "robust": lambda: AsyncRobustLock(sync, NAME).acquire(),
-            "reentrant": lambda: stack.enter_async_context(AsyncReentrantLock(sync, NAME)),
-            "writer": lambda: rw.write().acquire(),
-            "permit": lambda: AsyncSemaphore(sync, NAME, limit=1).acquire(),
-        }
-        lease = await make[kind]()
-        await gate.accept(lease)
-        assert await gate.highest() == lease.fence
-
-
 async def test_bad_arguments_fail_immediately(redis: Redis) -> None:
     with pytest.raises(TypeError):
         FenceGate("redis://", NAME)  # type: ignore[arg-type]
@@ -166,30 +150,3 @@ async def test_bad_arguments_fail_immediately(redis: Redis) -> None:
     with pytest.raises(ValueError, match="keep"):
         FenceGate(redis, NAME, keep=0)
     assert repr(FenceGate(redis, NAME, keep=5)) == "<FenceGate 'gate' keep=5.0>"
-
-
-# -- the same in SQL (docs/guides/fencing.md) ---------------------------------------------------------------------
-
-WRITE = "UPDATE orders SET state = :state, fence = :fence WHERE id = :id AND fence <= :fence"
-
-
-async def test_a_row_that_keeps_its_fence_is_not_changed_by_a_stale_holder(sync: Coordinator, redis: Redis) -> None:
-    table = sqlite3.connect(":memory:")
-    try:
-        table.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, fence INTEGER NOT NULL DEFAULT 0)")
-        table.execute("INSERT INTO orders (id, state) VALUES (42, 'new')")
-
-        def write(state: str, fence: int) -> int:
-            return table.execute(WRITE, {"id": 42, "state": state, "fence": fence}).rowcount
-
-        lock = AsyncLock(sync, "orders:42")
-        paused = await lock.acquire()
-        assert write("begun", paused.fence) == 1
-        await redis.delete("orders:42")  # its lease ends while its process is stopped
-        async with lock as later:
-            assert write("done", later.fence) == 1
-            assert write("done twice", later.fence) == 1
-            assert write("late", paused.fence) == 0
-        assert table.execute("SELECT state, fence FROM orders").fetchall() == [("done twice", later.fence)]
-    finally:
-        table.close()

@@ -22,8 +22,8 @@ __all__ = ["lock", "way"]  # fixtures
 
 OLD, NEW = b'{"step":1}', b'{"step":2}'
 TURNS = (*range(24), *range(24, 60, 12))
-LEAST = 3
-"""So many suspension points each operation has, in three ways to cancel; all tests together cancel about 400 times."""
+LEAST = 2
+"""So often at least each operation can be cancelled; all tests together cancel about 400 times."""
 
 
 class Arena:

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import redis
 from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 
-from redis_sync_aio import AsyncLock, Backoff, wait_until
+from redis_sync_aio import AsyncLock, Backoff, Unreachable, wait_until
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -98,6 +99,40 @@ async def started(redis: Redis, coroutine: Awaitable[bool]) -> asyncio.Task[bool
     return task
 
 
+REDIS_PY_KEEPS_THE_TOKEN = tuple(map(int, redis.__version__.split(".")[:2])) >= (7, 2)
+"""Whether redis-py's own lock can be released again after a release that failed."""
+
+
+async def refused(
+    kind: type[RedisLock], client: Redis, error: type[Exception], at_release: type[Exception] | None = None
+) -> None:
+    """Every operation that needs the server raises ``error`` itself."""
+    lock = client.lock(NAME, timeout=10, lock_class=kind)
+    lock.local.token = b"token"
+    operations: list[Callable[[], Awaitable[object]]] = [
+        lock.acquire,
+        lambda: lock.acquire(blocking=False),
+        lambda: lock.acquire(blocking_timeout=0.5),
+        lambda: lock.acquire(token="mine"),
+        lock.owned,
+        lock.locked,
+        lambda: lock.extend(10),
+        lambda: lock.extend(10, True),
+        lock.reacquire,
+    ]
+    for operation in operations:
+        with pytest.raises(error) as caught:
+            await operation()
+        assert caught.type is error or caught.type is Unreachable
+    with pytest.raises(at_release or error):
+        await lock.release()
+    if kind is Lock or REDIS_PY_KEEPS_THE_TOKEN:
+        assert lock.local.token == b"token"
+    with pytest.raises(error):
+        async with lock:
+            pytest.fail("entered")
+
+
 def near(milliseconds: int, seconds: float) -> bool:
-    """So many seconds, of which up to 2 have passed."""
-    return (seconds - 2) * 1000 < milliseconds <= seconds * 1000
+    """So many seconds, of which up to 2 have passed; keys may be 50 ms younger than the virtual time."""
+    return (seconds - 2) * 1000 < milliseconds <= seconds * 1000 + 50
