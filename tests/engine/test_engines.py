@@ -1,7 +1,7 @@
 """P10, FAULTS D16: without scripts. Locks and permits with WATCH where those are refused, next to those that use them.
 
 That the engine does all that scripts do is shown where scripts are tested: the conformance suite runs on both, and so
-do random histories (tests/simulation) and the faults of the wire (test_wire_watch.py).
+do random histories (tests/simulation) and the faults of the wire (faults/test_wire.py).
 """
 
 from __future__ import annotations

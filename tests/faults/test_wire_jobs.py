@@ -34,8 +34,7 @@ from redis_sync_aio.testing import steal
 
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
 from ..support.proxy import CUT_AFTER, ERROR, HOLD, PASS, Rule, anything
-from ..support.timed import failures
-from ..support.wire_sweep import WIRE, Arm, Case, Operation, sweep
+from ..support.wire_sweep import WIRE, Arm, Case, Operation, failures, sweep
 from ..support.wired import MARK, MODES, RETRY_FOR, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 

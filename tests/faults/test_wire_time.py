@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
 
-from redis_sync_aio import AcquireTimeout, LeaseLost, Unreachable, wait_until
+from redis_sync_aio import AcquireTimeout, CommandRefused, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import for_ever, lost_in
+from ..support.factories import KINDS, WATCHED, Kind
 from ..support.inside import cohort_of, hub_of, now
 from ..support.partitions import Partition, heal, modes, part, partitions
-from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
+from ..support.proxy import (
+    CUT_AFTER,
+    DELAY,
+    DELAY_REPLY,
+    ERROR,
+    HOLD,
+    HOLD_REPLY,
+    SWALLOW_REPLY,
+    SWALLOW_REQUEST,
+    Match,
+    anything,
+)
 from ..support.sharing import process_grant_of
-from ..support.timed import assert_within, timed
-from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, wired
+from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, timed, wired
 from ..support.wired import quiet_loop as quiet_loop
 
 # -- deadlines ---------------------------------------------------------------------------------------------
@@ -172,6 +182,22 @@ async def test_latency_and_fragments(server: EmbeddedServer, mode: str) -> None:
         await near.check_free(fences[-1])
 
 
+@modes
+@pytest.mark.parametrize("kind", [*KINDS, *WATCHED], ids=str)
+async def test_p3_the_end_of_a_lease_that_is_not_renewed_any_more(
+    server: EmbeddedServer, mode: str, kind: Kind
+) -> None:
+    """A1: its holder has died. The next one has it within 0.2 s of its end, and not before."""
+    async with wired(server, mode, kind=kind, poll_cap=60) as w:
+        dead = await w.elsewhere(ttl=3, auto_renew=False).acquire()
+        ends = now() + dead.remaining()
+        lease = await w.lock().acquire()
+        assert ends - 0.1 < now() < ends + 0.2
+        assert lease.fence > dead.fence
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
 # -- partitions --------------------------------------------------------------------------------------------
 
 
@@ -180,41 +206,38 @@ async def test_latency_and_fragments(server: EmbeddedServer, mode: str) -> None:
 async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: Partition) -> None:
     """P6, C4, C6: `lost` at the deadline, not before, not after; the body is cancelled then; nothing comes back."""
 
-    async def lose() -> float:
-        async with wired(server, mode) as w:
-            cancelled, told = list[float](), list[float]()
+    async with wired(server, mode) as w:
+        cancelled, told = list[float](), list[float]()
 
-            async def watch(lease: BaseLease) -> None:
-                await lease.wait_lost()
-                told.append(now())
+        async def watch(lease: BaseLease) -> None:
+            await lease.wait_lost()
+            told.append(now())
 
-            async def body(lease: BaseLease) -> None:
-                watching.append(asyncio.create_task(watch(lease)))
-                await part(w, kind)
-                try:
-                    await for_ever()
-                finally:
-                    cancelled.append(now())
+        async def body(lease: BaseLease) -> None:
+            watching.append(asyncio.create_task(watch(lease)))
+            await part(w, kind)
+            try:
+                await for_ever()
+            finally:
+                cancelled.append(now())
 
-            watching = list[asyncio.Task[None]]()
-            lease, loss = await lost_in(w.lock(ttl=0.4).acquire(), body)
-            await watching[0]
-            assert loss.reason == "unreachable"
-            assert min(cancelled[0], told[0]) - lease._grant.deadline >= -0.05
-            other = await w.elsewhere().acquire(timeout=1)
+        watching = list[asyncio.Task[None]]()
+        lease, loss = await lost_in(w.lock(ttl=0.4).acquire(), body)
+        await watching[0]
+        assert loss.reason == "unreachable"
+        for at in (cancelled[0], told[0]):
+            assert abs(at - lease._grant.deadline) <= 0.05
+        other = await w.elsewhere().acquire(timeout=1)
 
-            heal(w)
-            assert await w.lock().try_acquire() is None  # the wire works again
-            assert lease.lost
-            assert lease.remaining() == 0
-            with pytest.raises(LeaseLost):
-                await lease.release()
-            await w.check_held(other)
-            await other.release()
-            await w.check_free(other.fence)
-            return max(cancelled[0], told[0]) - lease._grant.deadline
-
-    await assert_within(0.05, lose)
+        heal(w)
+        assert await w.lock().try_acquire() is None  # the wire works again
+        assert lease.lost
+        assert lease.remaining() == 0
+        with pytest.raises(LeaseLost):
+            await lease.release()
+        await w.check_held(other)
+        await other.release()
+        await w.check_free(other.fence)
 
 
 @modes
@@ -270,21 +293,16 @@ async def test_an_undoing_is_tried_for_a_minute(server: EmbeddedServer, mode: st
 async def test_every_renewal_is_due_after_a_third_of_the_time(server: EmbeddedServer, mode: str) -> None:
     """P6: not only the first one, so that two more may fail before the lease ends; also after an extension."""
     async with wired(server, mode) as w:
-
-        async def longest() -> float:
-            """Return the longest time between two renewals of 2.4 seconds each; an extension is one of them."""
-            lease = await w.lock(ttl=2.4).acquire()
-            times = [now()]
-            for extends in (False, False, True, False):
-                if extends:
-                    await lease.extend(2.4)
-                else:
-                    await _is_renewed(lease)
-                times.append(now())
-            await lease.release()
-            return max(later - earlier for earlier, later in itertools.pairwise(times))
-
-        await assert_within(1.3, longest)
+        lease = await w.lock(ttl=2.4).acquire()
+        times = [now()]
+        for extends in (False, False, True, False):
+            if extends:
+                await lease.extend(2.4)
+            else:
+                await _is_renewed(lease)
+            times.append(now())
+        await lease.release()
+        assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 0.9
 
 
 async def test_black_holed_idle_link_is_noticed(server: EmbeddedServer) -> None:
@@ -305,10 +323,6 @@ async def test_black_holed_idle_link_is_noticed(server: EmbeddedServer) -> None:
 
 
 # -- giving up in a black hole -----------------------------------------------------------------------------
-
-
-def _usage() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
 
 
 @modes
@@ -333,13 +347,11 @@ async def test_cancel_while_black_holed(server: EmbeddedServer, mode: str, state
             task = asyncio.create_task(w.lock().acquire())
             await rule.fired.wait()
 
-        start, cpu = _usage()
+        start = now()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        end, spent = _usage()
-        assert end - start < 0.05
-        assert spent - cpu < 0.05
+        assert now() - start < 0.05
 
         heal(w)
         if holder is not None:
@@ -360,14 +372,12 @@ async def test_scope_while_black_holed(server: EmbeddedServer, mode: str) -> Non
     async with wired(server, mode) as w:
         await (await w.lock().acquire()).release()
         await part(w, "black hole")
-        start, cpu = _usage()
+        start = now()
         with anyio.move_on_after(0.1) as scope:
             async with w.lock().acquire():
                 pytest.fail("acquired without a server")
-        end, spent = _usage()
         assert scope.cancelled_caught
-        assert end - start < 0.15
-        assert spent - cpu < 0.05
+        assert now() - start < 0.15
         heal(w)
         lease = await w.lock().acquire()
         await lease.release()
@@ -498,3 +508,95 @@ async def test_calls_of_a_coordinator_that_was_closed_meanwhile(server: Embedded
         assert [type(task.exception()) for task in (first, second)] == [CoordinatorClosed] * 2
         await asyncio.sleep(2 * RETRY_FOR)  # see quiet_loop
         hanging.release.set()
+
+
+# -- P4, P8, FAULTS C4, D9: a call whose time is up says what is known of it, and in time.
+
+
+READONLY = ERROR("READONLY You can't write against a read only replica.")
+PATIENT: dict[str, Any] = {
+    "client": {"socket_timeout": None, "socket_connect_timeout": None},
+    "retry_for": 0.4,
+    "response_timeout": 5,
+}
+"""An answer may take longer than all attempts together."""
+LONGER = {**PATIENT, "retry_for": 1.5}
+"""There is a second attempt, even if the machine stands still for a moment."""
+
+
+def refused_then_silent(w: Wired, match: Match) -> None:
+    """Refuse the first attempt; execute the second, and tell nobody."""
+    w.proxy.on(match, READONLY)
+    w.proxy.on(match, SWALLOW_REPLY)
+
+
+@modes
+@partitions
+async def test_the_whole_time_counts(server: EmbeddedServer, mode: str, kind: Partition) -> None:
+    """C4: retry_for bounds the waiting, however long an answer may take."""
+    async with wired(server, mode, **PATIENT) as w:
+        await (await w.lock().acquire()).release()
+        await part(w, kind)
+
+        async def refused() -> None:
+            with pytest.raises(Unreachable):
+                await w.lock().acquire()
+
+        seconds, _ = await timed(refused)
+        assert seconds < 0.8
+        heal(w)
+        await w.proxy.cut()
+
+
+@modes
+async def test_refused_all_the_time(server: EmbeddedServer, mode: str) -> None:
+    """D9: nothing was changed, and that is what is said, unless the time ends in the middle of an attempt."""
+    async with wired(server, mode, **PATIENT) as w:
+        rule = w.proxy.on(ACQUIRE, READONLY, times=None)
+        found = set[type[Exception]]()
+        for _ in range(3):
+            with pytest.raises((CommandRefused, Unreachable), match="READONLY") as raised:
+                await w.lock().acquire()
+            found.add(raised.type)
+        assert CommandRefused in found
+        assert rule.acted > 3
+        await w.check_free(0)
+
+
+@modes
+async def test_refused_and_then_silent(server: EmbeddedServer, mode: str) -> None:
+    """D9: the last attempt may have been executed, so nobody says that nothing was changed."""
+    async with wired(server, mode, **LONGER) as w:
+        refused_then_silent(w, ACQUIRE)
+        with pytest.raises(Unreachable, match="before that it answered READONLY"):
+            await w.lock().acquire()
+        await w.proxy.cut()
+        async with w.elsewhere().acquire(timeout=5) as lease:  # it was withdrawn
+            pass
+        await w.check_free(lease.fence)
+
+
+@modes
+async def test_a_release_refused_and_then_silent(server: EmbeddedServer, mode: str) -> None:
+    """P4: it was executed; the second one finds the key gone, and knows why."""
+    async with wired(server, mode, **LONGER) as w:
+        lease = await w.lock(ttl=30).acquire()
+        refused_then_silent(w, RELEASE)
+        with pytest.raises(Unreachable, match="before that it answered READONLY"):
+            await lease.release()
+        await w.proxy.cut()
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@modes
+async def test_silent_and_then_refused(server: EmbeddedServer, mode: str) -> None:
+    """P4, D9: who is refused in the end hears that an earlier copy may have done it; a second release knows why."""
+    async with wired(server, mode, **{**PATIENT, "retry_for": 5}) as w:
+        lease = await w.lock(ttl=30).acquire()
+        w.proxy.on(RELEASE, CUT_AFTER)
+        w.proxy.on(RELEASE, ERROR("OOM command not allowed when used memory > 'maxmemory'."))
+        with pytest.raises(CommandRefused, match="an earlier copy, whose reply was lost, may have"):
+            await lease.release()
+        await lease.release()
+        await w.check_free(lease.fence)

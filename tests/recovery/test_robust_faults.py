@@ -18,8 +18,7 @@ from ..support.child import Child, Crew, Failed
 from ..support.inside import load, robust_keys
 from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
 from ..support.served import served
-from ..support.timed import failures
-from ..support.wire_sweep import ANSWERS, WIRE
+from ..support.wire_sweep import ANSWERS, WIRE, failures
 from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
@@ -30,9 +30,9 @@ from .proxy import (
     Rule,
     anything,
 )
-from .timed import failures
 from .wired import ACQUIRE, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, wired
 
+C = TypeVar("C")
 LIMIT = 5
 SEVERAL = SemaphoreKind("semaphore(5)", "permits/", "expired", limit=LIMIT)
 WIRE: dict[str, Action] = {
@@ -178,6 +178,18 @@ class Case:
                 fence = await self.operation(w, arm)
             self.acted = sum(rule.acted for rule in rules)
             await w.check_free(fence)
+
+
+async def failures(cases: Sequence[C], run: Callable[[C], Awaitable[object]]) -> list[tuple[C, BaseException]]:
+    """Run many cases, twelve at a time; return those that failed, and how."""
+    at_once = asyncio.Semaphore(12)
+
+    async def one(case: C) -> None:
+        async with at_once:
+            await run(case)
+
+    ends = await asyncio.gather(*map(one, cases), return_exceptions=True)
+    return [(case, end) for case, end in zip(cases, ends, strict=True) if end is not None]
 
 
 async def sweep(server: EmbeddedServer, cases: Iterable[Case], **options: Any) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest_asyncio
 from redis.asyncio import Redis
@@ -20,13 +20,14 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import BaseLease
 
 from .factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
-from .inside import load, tuned
+from .inside import load, now, tuned
 from .proxy import (
     FaultProxy,
     script,
 )
 from .resp import Predicate
 
+T = TypeVar("T")
 COUNT_DOWN, JOIN, BREAK = load("permits/count_down"), load("barrier/join"), load("barrier/break")
 KNOWN = (
     *(kind.script(part) for kind in KINDS for part in PARTS),
@@ -71,6 +72,13 @@ async def quiet_loop() -> AsyncIterator[None]:
     yield
     gc.collect(1)  # what this test has left in cycles
     assert not unhandled, unhandled
+
+
+async def timed(what: Callable[[], Awaitable[T]]) -> tuple[float, T]:
+    """Return how many seconds ``what()`` took, and what it returned."""
+    begin = now()
+    found = await what()
+    return now() - begin, found
 
 
 @dataclass
