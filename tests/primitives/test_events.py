@@ -23,7 +23,6 @@ from redis_sync_aio import (
     AcquireTimeout,
     AsyncLock,
     AsyncReentrantLock,
-    Backoff,
     Coordinator,
     Lease,
     LeaseLost,
@@ -278,65 +277,48 @@ async def test_a_server_that_is_gone_withdraws_a_request_and_loses_a_lease(told:
 
 
 @everything
+@pytest.mark.parametrize("reason", ["expired", "late", "closed", "forgotten"])
 async def test_a_lost_lease_is_told_once_and_is_not_released(
-    primitive: Primitive, make: Make, told: Told, redis: Redis
+    primitive: Primitive, make: Make, told: Told, redis: Redis, sync: Coordinator, reason: str
 ) -> None:
-    """Its keys are deleted: the next renewal finds out. (A Redlock outlives that on one server.)"""
-    if primitive.servers > 1:
-        pytest.skip("one server of three may forget it")
-    with pytest.raises(LeaseLost):  # noqa: PT012
-        async with make(ttl=0.9):
-            await redis.flushall()
-            await asyncio.sleep(60)
-    assert told.names == ["Requested", "Granted", "Lost"]
-    assert told.one(Lost).reason in ("expired", "late")  # late: if this machine stood still meanwhile
-    assert told.one(Lost).time_is_up == (told.one(Lost).reason == "late")
-    assert told.one(Lost).held == pytest.approx(told[2].time - told[1].time)
+    """Its keys are deleted, its time is up, its coordinator is closed, or nobody has it any more.
 
-
-@everything
-async def test_the_end_of_a_lease_by_its_time_is_told_as_such(primitive: Primitive, make: Make, told: Told) -> None:
-    """The event has what the error has, for parts of something as well."""
-    lease = await make(ttl=0.9, auto_renew=False).acquire()
-    await lease.wait_lost()
-    with pytest.raises(LeaseLost) as caught:
-        lease.check()
-    assert told.names == ["Requested", "Granted", "Lost"]
-    assert told.one(Lost).time_is_up
-    assert (told.one(Lost).reason, told.one(Lost).time_is_up) == (caught.value.reason, caught.value.time_is_up)
-
-
-@everything
-async def test_a_lease_is_lost_when_its_coordinator_is_closed(
-    primitive: Primitive, make: Make, told: Told, sync: Coordinator
-) -> None:
-    lease = await make(auto_renew=False).acquire()
-    await sync.aclose()
-    if primitive.servers > 1:
-        await lease.release()  # two of its servers have it
-        assert told.names == ["Requested", "Granted", "Released"]
+    A Redlock outlives a loss on one server of three.
+    """
+    one_of_three = primitive.servers > 1 and reason in ("expired", "closed")
+    lease: Any = None
+    if reason == "forgotten":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            await asyncio.create_task(_acquire_and_forget(make))
+            gc.collect()
+            await wait_until(lambda: "Lost" in told.names, FAST, timeout=30)
     else:
-        assert told.names == ["Requested", "Granted", "Lost"]
-        assert told.one(Lost).reason == "closed"
-
-
-@everything
-async def test_a_forgotten_lease_is_told_as_lost(primitive: Primitive, make: Make, told: Told) -> None:
-    """Its observation does not keep it alive, and is told when it is collected, at the end of its ttl."""
-
-    async def job() -> None:
-        await make(ttl=3).acquire()
-
-    def collected() -> bool:
-        gc.collect()
-        return "Lost" in told.names
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        await asyncio.create_task(job())
-        await wait_until(collected, Backoff(initial=0.05, cap=0.05), timeout=30)  # a collection takes its time
-    assert told.one(Lost).reason == "forgotten"
+        lease = await make(ttl=3, auto_renew=reason == "expired").acquire()
+        if reason == "expired":
+            await redis.flushall()
+        elif reason == "closed":
+            await sync.aclose()
+        if one_of_three:
+            await lease.release()
+            assert told.names == ["Requested", "Granted", "Released"]
+            return
+        await lease.wait_lost()
+    lost = told.one(Lost)
     assert told.names == ["Requested", "Granted", "Lost"]
+    assert lost.held == pytest.approx(told[2].time - told[1].time)
+    if reason == "late":
+        assert lost.time_is_up
+    else:
+        assert lost.reason == reason
+    if lease is not None:
+        with pytest.raises(LeaseLost) as caught:
+            lease.check()
+        assert (lost.reason, lost.time_is_up) == (caught.value.reason, caught.value.time_is_up)
+
+
+async def _acquire_and_forget(make: Make) -> None:
+    await make(ttl=3).acquire()
 
 
 # -- what is one request -----------------------------------------------------------------------------------
@@ -370,28 +352,8 @@ async def test_tasks_that_share_have_a_request_each(sync: Coordinator, told: Tol
 # -- patterns ----------------------------------------------------------------------------------------------
 
 
-async def test_the_pattern_is_the_part_before_the_first_colon(sync: Coordinator, told: Told) -> None:
-    for name in ("orders:42", "nightly", "a:b:c", "{user:7}:x"):
-        async with sync.lock(name):
-            pass
-    async with sync.multi_lock(["account:1", "account:2", "bank"]):
-        pass
-    assert [event.pattern for event in told.all(Granted)] == [
-        *("orders:*", "nightly", "a:*", "{user:*", "account:*, bank"),
-    ]
-
-
-async def test_the_pattern_of_a_decorated_function_is_its_template(redis: Redis, told: Told) -> None:
-    @synchronized(redis, "user:{user_id}:{what}")
-    async def charge(user_id: int, what: str) -> None:
-        pass
-
-    await charge(7, what="card")
-    assert {(event.name, event.pattern) for event in told} == {("user:7:card", "user:{user_id}:{what}")}
-
-
-async def test_a_function_says_what_the_pattern_is(redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
-    """One that has no opinion, or raises, leaves it to the rule."""
+async def test_a_pattern_groups_names(redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
+    """By the part before the first colon, by a template, or by a function; if that has no opinion, by the rule."""
     told = Told()
 
     def pattern_of(name: str) -> str | None:
@@ -399,12 +361,22 @@ async def test_a_function_says_what_the_pattern_is(redis: Redis, caplog: pytest.
             raise ValueError(name)
         return "order" if name.startswith("o-") else None
 
+    @synchronized(redis, "user:{user_id}:{what}")
+    async def charge(user_id: int, what: str) -> None:
+        pass
+
     async with Coordinator(redis) as sync:
         with observe_all(told, pattern_of=pattern_of):
-            for name in ("o-1", "user:1", "wrong", "wrong"):
+            for name in ("orders:42", "nightly", "a:b:c", "{user:7}:x", "o-1", "wrong", "wrong"):
                 async with sync.lock(name):
                     pass
-    assert [event.pattern for event in told.all(Granted)] == ["order", "user:*", "wrong", "wrong"]
+            async with sync.multi_lock(["account:1", "account:2", "bank"]):
+                pass
+            await charge(7, what="card")
+    assert [event.pattern for event in told.all(Granted)] == [
+        *("orders:*", "nightly", "a:*", "{user:*", "order", "wrong", "wrong"),
+        *("account:*, bank", "user:{user_id}:{what}"),
+    ]
     assert [getattr(record, "event", None) for record in caplog.records] == ["observer_failed"]
 
 
@@ -563,6 +535,10 @@ async def test_all_coordinators_are_observed_those_made_before_and_implicit_ones
 async def test_an_observer_gets_whole_stories_only(sync: Coordinator) -> None:
     """What began before it was attached is not told, and nothing is after it was closed."""
     told = Told()
+    for wrong in (1, [print, "x"]):
+        untyped: Any = wrong
+        with pytest.raises(TypeError):
+            Coordinator(sync.client, observe=untyped)
     early = await sync.lock("early").acquire()
     attached = observe_all(told)
     late = await sync.lock("late").acquire()
@@ -593,12 +569,6 @@ async def test_loops_of_other_threads_are_observed(server: EmbeddedServer, told:
     for number in range(3):
         names = [type(event).__name__ for event in told if event.pattern == f"{number}:*"]
         assert names == ["Requested", "Granted", "Released"] * 20
-
-
-@pytest.mark.parametrize("wrong", [{"observe": 1}, {"observe": [print, "x"]}])
-def test_what_is_no_observer_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(TypeError):
-        Coordinator(Redis(), **wrong)
 
 
 async def run(program: str, *arguments: str) -> None:
