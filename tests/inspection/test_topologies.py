@@ -117,6 +117,7 @@ async def test_a_node_of_a_cluster_does_not_deny_what_another_node_has(nodes: No
         assert await inspect(client, nodes.name_at(1)) == ()
 
 
+@pytest.mark.real  # processes
 async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis: Redis) -> None:
     """The holder is not connected any more, the ticket is dead, and nobody of the application runs."""
     with Crew() as crew, crew.children(2) as (holder, waiter):

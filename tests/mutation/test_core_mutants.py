@@ -21,8 +21,8 @@ from redis_sync_aio._leases.waits import Healing
 from redis_sync_aio._transport.link import CallQueue
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.core_checks import CHECKS, check_schedules, of
-from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
+from ..support.core_checks import CHECKS, Found, all_pass, check_schedules, failing, is_caught, of
+from ..support.mutants import Mutant
 
 MUTANTS: Mapping[str, Mutant] = {
     # P3 wake-up

@@ -14,8 +14,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.inside import CONTENDED, FENCE_RANGE, hub_of, link_events_of, now, tuned
-from ..support.proxy import DROP, HOLD_REPLY, FaultProxy, anything
+from ..support.inside import CONTENDED, FENCE_RANGE, hub_of, link_events_of, load, now, tuned
+from ..support.proxy import CUT_AFTER, DROP, HOLD_REPLY, FaultProxy, anything, script
 from ..support.sharing import (
     KEYS,
     NAME,
@@ -160,6 +160,27 @@ async def test_p2_at_most_burst_more(redis: Redis, other: Coordinator, burst: in
                 lease = await soon(asyncio.ensure_future(shared(other).acquire()))
                 assert len(leases) <= heard[0] + burst + 1, "the one it was handed to already may not have run"
                 await lease.release()
+
+
+async def test_p2_another_word_does_not_begin_another_burst(redis: Redis, other: Coordinator) -> None:
+    async with tuned(redis, burst=2, slice=60) as sync:
+        lease = await shared(sync).acquire()
+        mine = await waiters(shared(sync), sync, 4)
+        theirs = [asyncio.create_task(shared(other).acquire())]
+        await told(process_grant_of(lease))
+        await lease.release()
+        lease = await soon(mine[0])
+        theirs.append(asyncio.create_task(shared(other, share=False).acquire()))
+        await in_queue(redis, 2)
+        await asyncio.sleep(0.1)  # the second word arrives
+        await lease.release()
+        await (await soon(mine[1])).release()
+        lease = await soon(theirs[0])
+        assert not mine[2].done()
+        for task in (theirs[1], *mine[2:]):
+            await lease.release()
+            lease = await soon(task)
+        await lease.release()
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -307,6 +328,31 @@ async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, r
         assert not process_grant_of(lease).contended
         await proxy.cut()
         await told(process_grant_of(lease))
+        await lease.release()
+        await (await soon(theirs)).release()
+
+
+async def test_p3_the_word_is_lost_with_the_answer_to_the_request(server: EmbeddedServer, redis: Redis) -> None:
+    """P3: who has to ask again whether it has it hears that others wait."""
+    assert server.port is not None
+    async with (
+        FaultProxy((server.host, server.port)) as proxy,
+        Redis.from_url(proxy.url) as client,
+        Coordinator(client) as sync,
+        Coordinator(redis) as other,
+    ):
+        for each in (sync, other):
+            await (await shared(each).acquire()).release()
+        lost = proxy.on(script(load("lock/acquire").sha), CUT_AFTER)
+        proxy.refuse = True
+        asking = asyncio.create_task(shared(sync, ttl=600).acquire())
+        await lost.fired.wait()
+        theirs = asyncio.create_task(shared(other).acquire())
+        await in_queue(redis, 1)
+        proxy.refuse = False
+        lease = await asyncio.wait_for(asking, 60)
+        await asyncio.sleep(0.5)  # long before a renewal is due
+        assert process_grant_of(lease).contended
         await lease.release()
         await (await soon(theirs)).release()
 

@@ -279,17 +279,21 @@ async def test_p5_the_last_one_withdraws_the_ticket(
     await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
 
 
+@pytest.mark.parametrize("here", [False, True])
 @pytest.mark.parametrize("which", [0, 1, 2])
-async def test_p2_p5_one_of_many_leaves(redis: Redis, sync: Coordinator, other: Coordinator, which: int) -> None:
-    """P2, P5: the others keep their place, and the ticket its."""
-    theirs = await shared(other).acquire()
-    tasks = await waiters(shared(sync), sync, 3)
-    await in_queue(redis, 1)
+async def test_p2_p5_one_of_many_leaves(
+    redis: Redis, sync: Coordinator, other: Coordinator, which: int, here: bool
+) -> None:
+    """P2, P5: the others keep their place, and the ticket its, whether this process or another one has the lock."""
+    lock = shared(sync)
+    held = await (lock if here else shared(other)).acquire()
+    tasks = await waiters(lock, sync, 3)
+    await in_queue(redis, 0 if here else 1)
     before = await redis.zrange(f"{{{NAME}}}:queue", 0, -1)
     tasks.pop(which).cancel()
     await in_line(sync, 2)
     assert await redis.zrange(f"{{{NAME}}}:queue", 0, -1) == before
-    await theirs.release()
+    await held.release()
     first = await soon(tasks[0])
     assert not tasks[1].done()
     await first.release()

@@ -23,7 +23,7 @@ from redis_sync_aio import (
 from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST, waits
-from ..support.inside import IN_ONE_TURN, cohorts_of, hub_of
+from ..support.inside import IN_ONE_TURN, cohorts_of, hub_of, link_events_of, tuned
 from ..support.sharing import (
     KEYS,
     NAME,
@@ -33,6 +33,7 @@ from ..support.sharing import (
     process_grant_of,
     shared,
     soon,
+    told,
     turns,
     waiters,
 )
@@ -155,6 +156,42 @@ async def test_p2_a_pushed_grant_is_known_to_be_contended(sync: Coordinator, oth
     await (await soon(behind)).release()
 
 
+async def test_p1_what_rests_is_taken_by_one_task(sync: Coordinator) -> None:
+    lock = shared(sync, linger=60)
+    async with lock:
+        pass
+    lease = await lock.acquire()
+    (waiting,) = await waiters(lock, sync, 1)
+    await lease.release()
+    await (await soon(waiting)).release()
+
+
+async def test_p2_nothing_rests_while_others_wait(redis: Redis, other: Coordinator) -> None:
+    async with tuned(redis, slice=1000) as sync:
+        lease = await shared(sync, linger=60).acquire()
+        theirs = asyncio.create_task(shared(other).acquire())
+        await told(process_grant_of(lease))
+        await lease.release()
+        await (await soon(theirs)).release()
+
+
+async def test_p5_a_grant_for_a_task_that_just_left_goes_back(
+    redis: Redis, sync: Coordinator, other: Coordinator
+) -> None:
+    held = await shared(other).acquire()
+    (waiting,) = await waiters(shared(sync), sync, 1)
+    let_in = link_events_of(sync).link_pushed
+
+    def pushed(payload: bytes) -> None:
+        waiting.cancel()
+        let_in(payload)
+
+    link_events_of(sync).link_pushed = pushed  # type: ignore[method-assign]
+    await held.release()
+    await asyncio.wait([waiting])
+    await gets_free(redis)
+
+
 async def test_p3_each_lease_has_its_own_linger(redis: Redis, sync: Coordinator) -> None:
     """P3: a shorter one ends the rest earlier, although a timer for a longer one runs."""
     async with shared(sync, linger=60):
@@ -246,6 +283,30 @@ async def test_p2_sections_that_do_not_suspend_keep_nobody_out(sync: Coordinator
         process_grant_of(lease)._reserved(lease.fence + 1, 1_000_000)  # as many as if it had been renewed meanwhile
     await asyncio.gather(take_often(), once(5), once(None), tried())
     assert max(inside) <= 3 * IN_ONE_TURN
+
+
+async def test_p2_a_task_that_tries_again_gets_in_between_busy_turns(sync: Coordinator) -> None:
+    lock, passed, tried = shared(sync, linger=600), 0, False
+    async with lock as lease:
+        process_grant_of(lease)._reserved(lease.fence + 1, 1_000_000)
+
+    async def take_often() -> None:
+        nonlocal passed
+        while not tried and passed < 20 * IN_ONE_TURN:
+            async with lock:
+                passed += 1
+            if passed % IN_ONE_TURN == 0:
+                await asyncio.sleep(0)
+
+    async def look() -> None:
+        nonlocal tried
+        lease = await lock.try_acquire()
+        tried = True
+        if lease is not None:
+            await lease.release()
+
+    await asyncio.gather(take_often(), look())
+    assert passed <= 2 * IN_ONE_TURN
 
 
 async def test_p2_p5_a_task_that_leaves_in_the_turn_in_which_it_rests_loses_nothing(

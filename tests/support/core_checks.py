@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+import redis
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -27,13 +28,16 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe
-from .inside import link_of, tuned
-from .mutants import Trial
-from .schedule import KINDS, run, sha
+from .inside import link_of, load, tuned
+from .schedule import KINDS, SCRIPTS, run, sha
 from .schedule_locks import LOCK
 from .views import holder_of
 
 Check = Callable[["Sim"], Awaitable[None]]
+Trial: TypeAlias = Callable[[Gate, Any], Callable[[], Coroutine[Any, Any, None]]]
+"""Makes the main function of a run behind a gate, with a client of the server."""
+Found: TypeAlias = tuple[str, BaseException] | None
+"""The trial that failed, and what it raised."""
 
 
 @dataclass
@@ -431,3 +435,40 @@ CHECKS: dict[str, Check] = {
     for name, check in list(globals().items())
     if name.startswith("check_") and inspect.iscoroutinefunction(check)
 }
+
+
+def failing(
+    private: EmbeddedServer,
+    trials: Iterable[tuple[str, Trial]],
+    schedules: Callable[[EmbeddedServer], object] = lambda _: None,
+) -> Found:
+    """Run the trials, each on an empty server, then the schedules; return what failed first, and what it raised."""
+    # Whatever broken code does to a check; Failed is what pytest.raises raises.
+    anything = (Exception, asyncio.CancelledError, pytest.fail.Exception)
+    with redis.Redis(unix_socket_path=private.unix_socket) as server:
+        for name in SCRIPTS:
+            server.script_load(load(name).source)
+        for name, trial in trials:
+            server.flushall()
+            with Gate(private.unix_socket) as gate:
+                try:
+                    gate.run(trial(gate, server))
+                except anything as error:
+                    return name, error
+    try:
+        schedules(private)
+    except anything as error:
+        return "schedules", error
+    return None
+
+
+def all_pass(found: Found) -> None:
+    """Raise what a trial raised without any mutant."""
+    if found is not None:
+        raise found[1]
+
+
+def is_caught(found: Found) -> None:
+    """Fail unless a trial failed."""
+    assert found is not None, "no check notices"
+    print("caught by", found[0], repr(found[1])[:200])

@@ -385,7 +385,6 @@ async def _stopped(child: Child, late: asyncio.Future[Answer]) -> bool:
 
 
 @pytest.mark.real  # a process
-@pytest.mark.timing
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", ["guarded", "unguarded"])
 async def test_a_holder_that_is_stopped_beyond_its_lease_overwrites_nothing(

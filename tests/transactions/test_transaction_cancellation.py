@@ -154,6 +154,21 @@ async def test_cancelled_after_so_many_turns_of_the_loop(field: Field, operation
         await field.check()
 
 
+async def test_cancelled_between_two_commands(field: Field) -> None:
+    """Its connection does not go back watching."""
+
+    async def waits(tx: Transaction) -> None:
+        await tx.get("a")
+        await asyncio.sleep(60)
+
+    running = asyncio.create_task(transaction(field.redis, waits, "a"))
+    await asyncio.sleep(1)
+    assert await watchers(field.foreign) == 1
+    running.cancel()
+    await asyncio.wait([running])
+    await field.check()
+
+
 async def test_cancelled_while_it_waits_for_its_turn(field: Field) -> None:
     """The one that has the turn keeps it; a waiter for it is cancelled, and leaves nothing."""
     async with Coordinator(field.foreign) as sync:

@@ -40,6 +40,9 @@ READS: dict[str, Any] = {
     "client_list": lambda tx: tx.client_list(),
     "in small letters": lambda tx: tx.execute_command("config get", b"maxmemory"),
     "in two words": lambda tx: tx.execute_command("Config", b"get", "maxmemory"),
+    "script exists": lambda tx: tx.execute_command("SCRIPT EXISTS", "ab"),
+    "script exists in two words": lambda tx: tx.execute_command("SCRIPT", "EXISTS", "ab"),
+    "touch": lambda tx: tx.touch("text"),
 }
 WRITES: dict[str, Any] = {
     "sort": lambda tx: tx.sort("list", store="n"),
@@ -53,6 +56,15 @@ WRITES: dict[str, Any] = {
     "acl_log_reset": lambda tx: tx.acl_log_reset(),
     "slowlog_reset": lambda tx: tx.slowlog_reset(),
     "function_kill": lambda tx: tx.function_kill(),
+    "function flush": lambda tx: tx.execute_command("FUNCTION", "FLUSH"),
+    "set": lambda tx: tx.set("n", "1"),
+    "set in small letters": lambda tx: tx.execute_command(b"set", "n", "1"),
+    "xgroup create": lambda tx: tx.execute_command("XGROUP", "CREATE", "n", "group", "$", "MKSTREAM"),
+    "xgroup create in one word": lambda tx: tx.execute_command("XGROUP CREATE", "n", "group", "$", "MKSTREAM"),
+    "script flush": lambda tx: tx.execute_command("SCRIPT FLUSH"),
+    "script load": lambda tx: tx.execute_command("SCRIPT", "LOAD", "return 1"),
+    "publish": lambda tx: tx.publish("channel", "message"),
+    "eval": lambda tx: tx.eval("return redis.call('SET', KEYS[1], 1)", 1, "n"),
 }
 
 
@@ -64,7 +76,7 @@ async def filled(redis: Redis) -> None:
 
 @pytest.mark.parametrize("name", READS)
 async def test_what_only_reads_may_be_read_before_multi(redis: Redis, name: str) -> None:
-    """Whatever the server calls it: the reply is the one that the client gets."""
+    """Whatever the server calls it, and however its words come: the reply is the one that the client gets."""
     await filled(redis)
 
     async def body(tx: Transaction) -> Any:

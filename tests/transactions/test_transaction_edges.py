@@ -39,69 +39,6 @@ from ..support.transactions import in_use, proxied, watchers
 # -- before multi() ------------------------------------------------------------------------------------------
 
 
-WRITES: list[tuple[Any, ...]] = [
-    ("SET", "n", "1"),
-    (b"set", "n", "1"),
-    ("XGROUP", "CREATE", "stream", "group", "$", "MKSTREAM"),
-    ("XGROUP CREATE", "stream", "group", "$", "MKSTREAM"),
-    ("CONFIG", "SET", "maxmemory-policy", "noeviction"),
-    ("SCRIPT FLUSH",),
-    ("SCRIPT", "LOAD", "return 1"),
-    ("FUNCTION", "FLUSH"),
-    ("EVAL", "return 1", 0),
-]
-
-
-@pytest.mark.parametrize("command", WRITES, ids=lambda words: str(words[0]))
-async def test_what_does_more_than_read_is_refused_before_multi(redis: Redis, command: tuple[Any, ...]) -> None:
-    """However its words come."""
-
-    async def body(tx: Transaction) -> None:
-        await tx.get("k")
-        await tx.execute_command(*command)
-
-    with pytest.raises(TransactionMisuse, match="before multi"):
-        await transaction(redis, body, "k")
-    assert await redis.exists("n", "stream") == 0
-
-
-@pytest.mark.parametrize("command", [("SCRIPT EXISTS", "ab"), ("SCRIPT", "EXISTS", "ab"), ("TOUCH", "k"), ("CONFIG",)])
-async def test_what_reads_is_not(redis: Redis, command: tuple[Any, ...]) -> None:
-    """Nor what the server refuses by itself."""
-
-    async def body(tx: Transaction) -> Any:
-        try:
-            return await tx.execute_command(*command)
-        finally:
-            tx.multi()
-
-    if command == ("CONFIG",):
-        with pytest.raises(Exception, match="wrong number of arguments"):
-            await transaction(redis, body, "k")
-    else:
-        await transaction(redis, body, "k")
-
-
-async def test_a_user_without_the_right_to_command_info_does_not_write_before_multi(
-    redis: Redis, make_client: MakeClient
-) -> None:
-    """A check that cannot be made fails."""
-    admin: Any = redis
-    rights = ("-@all", "+watch", "+unwatch", "+multi", "+exec", "+get", "+set")
-    await admin.execute_command("ACL", "SETUSER", "few", "reset", "on", ">secret", "~*", *rights)
-    client = make_client(username="few", password="secret")
-
-    async def body(tx: Transaction) -> None:
-        await tx.get("k")
-        await tx.set("k", "before")
-
-    with pytest.raises(TransactionMisuse, match=r"\+command\|info"):
-        await transaction(client, body, "k")
-    assert await redis.get("k") is None
-    await client.aclose()
-    await admin.execute_command("ACL", "DELUSER", "few")
-
-
 async def test_the_server_is_asked_once_for_each_command(redis: Redis, server: EmbeddedServer) -> None:
     """Whatever it is about, in whatever encoding."""
     async with proxied(server, encoding="ascii") as (proxy, client):
@@ -334,19 +271,6 @@ async def test_a_turn_that_was_lost_is_taken_again(redis: Redis, make_client: Ma
     done = await running
     assert (done.attempts, done.conflicts, done.escalated) == (3, 2, True)
     await others.aclose()
-
-
-async def test_a_timeout_of_a_turn_names_its_holder(redis: Redis) -> None:
-    """Nobody changed the key."""
-    theirs = await asyncio.create_task(AsyncLock(redis, "{k}:turn", ttl=5).acquire())
-
-    async def body(tx: Transaction) -> None:
-        await tx.get("k")
-        tx.multi()
-
-    with pytest.raises(Conflict, match="others had the turn on 'k'"):
-        await transaction(redis, body, "k", escalate_after=1, timeout=0.2)
-    await theirs.release()
 
 
 # -- guarded commits -----------------------------------------------------------------------------------------

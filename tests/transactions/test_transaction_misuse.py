@@ -37,23 +37,6 @@ async def twice_multi(tx: Transaction) -> None:
     tx.multi()
 
 
-async def writes_first(tx: Transaction) -> None:
-    await tx.get("n")
-    await tx.set("n", 1)
-
-
-async def unknown_to_us_writes_first(tx: Transaction) -> None:
-    await tx.execute_command("GEORADIUS", "g", 0, 0, 1, "m", "STORE", "n")
-
-
-async def publishes_first(tx: Transaction) -> None:
-    await tx.publish("channel", "message")
-
-
-async def script_first(tx: Transaction) -> None:
-    await tx.eval("return redis.call('SET', KEYS[1], 1)", 1, "n")
-
-
 async def reads_late(tx: Transaction) -> None:
     await tx.get("n")
     tx.multi()
@@ -115,10 +98,6 @@ MISUSE: dict[str, tuple[Callable[[Transaction], Awaitable[object]], str]] = {
     "no multi": (no_multi, "ended without multi"),
     "nothing read": (nothing_read, "before anything was read"),
     "multi twice": (twice_multi, "call tx.multi\\(\\) once"),
-    "a write first": (writes_first, "SET before multi"),
-    "a write that the server knows": (unknown_to_us_writes_first, "GEORADIUS before multi"),
-    "publish first": (publishes_first, "PUBLISH before multi"),
-    "a script first": (script_first, "EVAL before multi"),
     "a read after multi": (reads_late, "read before tx.multi"),
     "watch after multi": (watches_late, "after multi"),
     "blocking": (blocks, "BLPOP waits"),
@@ -375,19 +354,3 @@ async def test_the_same_key_twice_is_one_and_any_callable_is_a_body(redis: Redis
 
     assert (await transaction(redis, functools.partial(add, 2), "n", b"n")).value == 2
     assert (await transaction(redis, lambda tx: add(3, tx), "n", backoff=Backoff())).value == 5
-
-
-@pytest.mark.real  # counts the commands of the server
-async def test_commands_that_only_read_are_asked_for_once(redis: Redis) -> None:
-    async def body(tx: Transaction) -> None:
-        await tx.execute_command("HSTRLEN", "h", "f")
-        await tx.execute_command("COMMAND COUNT")
-        await tx.execute_command("COMMAND COUNT")
-        tx.multi()
-
-    await redis.config_resetstat()
-    await transaction(redis, body, "n")
-    await transaction(redis, body, "n")
-    asked = await redis.info("commandstats")
-    assert asked["cmdstat_command|info"]["calls"] == 1
-    assert asked["cmdstat_watch"]["calls"] == 2

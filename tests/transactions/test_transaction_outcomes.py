@@ -368,7 +368,6 @@ async def scripts(it: Wired) -> int:
 
 
 @pytest.mark.real  # counts the commands of the server
-@pytest.mark.timing
 @pytest.mark.parametrize("body", CERTAIN, ids=lambda body: body.__name__)
 async def test_a_lease_whose_guarded_commit_certainly_ended_is_handed_on_as_before(
     it: Wired, body: Callable[[Wired, Transaction], Awaitable[None]]

@@ -108,8 +108,9 @@ async def test_a_transaction_that_finds_a_turn_taken_takes_its_own(redis: Redis,
 async def test_waiting_for_the_turn_ends_with_the_deadline(redis: Redis, sync: Coordinator) -> None:
     lock = AsyncLock(sync, turn_key(b"n"))
     lease = await lock.acquire()
-    with pytest.raises(Conflict) as caught:
-        await transaction(redis, increment, "n", escalate_after=1, timeout=0.05)
+    with pytest.raises(Conflict, match="others had the turn on 'n'") as caught:
+        async with asyncio.timeout(10):
+            await transaction(redis, increment, "n", escalate_after=1, timeout=0.05)
     assert (caught.value.attempts, caught.value.conflicts) == (1, 0)
     assert 0.05 <= caught.value.elapsed < 2
     assert (await lock.statistics()).waiting == 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import traceback
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import PartiallyApplied
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST
@@ -46,7 +44,6 @@ from ..support.proxy import (
     Action,
     Rule,
 )
-from ..support.timed import failures
 from ..support.transactions_wired import TIMEOUT, Wired, wired
 
 TRANSACTIONS = 160 * OPTIONS.scale
@@ -131,15 +128,9 @@ async def test_every_fault_at_every_command(server: EmbeddedServer, mode: str, p
     # An error in place of QUEUED would come with EXECABORT later: the proxy cannot know.
     answers = {"WATCH": ("LOADING", "READONLY"), "GET": ("LOADING", "READONLY"), "EXEC": tuple(ANSWERS)}.get(point, ())
     faults = [fault for fault in FAULTS if fault not in ANSWERS or fault in answers]
-
-    async def run_one(fault: str) -> None:
+    for fault in faults:
+        print(fault)
         assert await one_fault(server, mode, point, fault), "the fault did not happen"
-
-    wrong = await failures(faults, run_one)
-    for fault, error in wrong:
-        print(f"-- {fault}")
-        traceback.print_exception(error)
-    assert not wrong, "\n".join(f"{fault}: {error!r}" for fault, error in wrong)
 
 
 # -- the answer to EXEC is lost: both orders ---------------------------------------------------------------
@@ -265,13 +256,25 @@ async def test_an_error_from_before_a_conflict_does_not_count_after_it(server: E
         await it.check_clean()
 
 
+async def test_a_marker_is_not_trusted_for_ever(server: EmbeddedServer) -> None:
+    """A minute after EXEC a "done" is forgotten: that none is there does not say that nothing was written."""
+    async with wired(server, socket_timeout=1000) as it:
+        lost = it.proxy.on("EXEC", HOLD)
+        running = asyncio.create_task(transaction(it.client, it.body, it.key, exactly_once=True))
+        await lost.fired.wait()
+        await asyncio.sleep(100)
+        await it.proxy.cut()
+        with pytest.raises(OutcomeUnknown):
+            await running
+
+
 async def test_markers_leave_nothing_for_long(server: EmbeddedServer) -> None:
     async with wired(server) as it:
         for _ in range(3):
             await transaction(it.client, it.body, it.key, exactly_once=True)
         markers = await it.direct.keys(f"{{{it.key}}}:commit:*")
         assert len(markers) == 3
-        assert all([0 < await it.direct.pttl(marker) <= 60_000 for marker in markers])
+        assert all([0 < await it.direct.pttl(marker) <= 60_100 for marker in markers])
 
 
 # -- between WATCH and EXEC --------------------------------------------------------------------------------
@@ -322,13 +325,14 @@ async def test_exec_is_not_sent_on_a_connection_whose_end_is_known(server: Embed
         assert await it.counted() == 1
 
 
-async def test_multi_refused_is_told_with_what_was_done_without_it(server: EmbeddedServer) -> None:
+@pytest.mark.parametrize("point", ["WATCH", "EXEC"])
+async def test_another_connection_may_lead_to_another_server(server: EmbeddedServer, point: str) -> None:
+    """A server that refuses all writes is no longer the primary: its connection is not used again."""
     async with wired(server) as it:
-        it.proxy.on("MULTI", ERROR("NOPERM User has no permissions to run the 'multi' command"))
-        with pytest.raises(PartiallyApplied, match="MULTI was refused") as caught:
-            await transaction(it.client, it.body, it.key)
-        assert caught.value.replies == (b"OK", 1)
-        await it.check_clean()
+        it.proxy.on(point, ERROR("READONLY You can't write against a read only replica."))
+        assert (await transaction(it.client, it.body, it.key)).attempts == 2
+        assert it.proxy.commands["HELLO"] == 1
+        assert await it.counted() == 1
 
 
 async def test_exec_refused_does_nothing_and_leaves_no_multi_open(server: EmbeddedServer) -> None:
