@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, Coordinator, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, Lease, NotHeld, wait_until
 from redis_sync_aio.contrib.aiohttp import REDIS, SYNC, answer_errors, cleanup_ctx_of, hold_lock, hold_permit
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -84,19 +84,26 @@ async def test_without_the_context_the_error_says_so(caplog: pytest.LogCaptureFi
 
 
 async def test_two_holds_of_a_name_in_a_request_are_one_lease(redis: Redis, other: Coordinator) -> None:
-    """It ends with the outer one. A handler that holds the name in another task waits, as any other holder."""
+    """It ends with the outer one. A handler that holds the name in another task waits, as any other holder.
+
+    A second hold of a lease that has ended is refused.
+    """
 
     async def twice(request: web.Request, lease: Lease) -> web.Response:
         assert (await name_of(request)).text == "order:1"
         lease.check()
         with pytest.raises(AcquireTimeout):
             await asyncio.create_task(name_of(request))
+        if request.query.get("end"):
+            await lease.release()
+            with pytest.raises(NotHeld):
+                await name_of(request)
         return web.Response(text=lease.name)
 
     outer = hold_lock("order:{order_id:int}", timeout=0)
     async with aiohttp_of(app_of(redis, twice=outer(twice))) as port, session_of(port) as session:
-        for _ in range(2):
-            async with session.get("/twice/1") as answer:
+        for path in ("/twice/1", "/twice/1?end=1"):
+            async with session.get(path) as answer:
                 assert await answer.text() == "order:1"
             assert not await other.lock("order:1").locked()
 

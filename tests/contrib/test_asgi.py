@@ -112,48 +112,43 @@ async def test_no_more_than_the_limit_are_in_flight_over_all_processes(
     await held(permits, 0)
 
 
-async def test_when_full_the_answer_is_503_and_what_does_not_count_is_served(
+async def test_when_full_the_answer_is_503_or_as_chosen_and_a_full_queue_429(
     redis: Redis, permits: AsyncSemaphore
 ) -> None:
-    doors = Doors()
+    """What does not count is served. The coordinator is that of the lifespan."""
+
+    def only(path: str) -> Callable[[Any], bool]:
+        return lambda scope: bool(scope["path"] == path)
+
     app = FastAPI(lifespan=lifespan_of(redis))
-    app.add_middleware(Limit, limit=1, retry_after=7, applies_to=lambda scope: scope["path"] != "/health")
-    app.get("/health")(lambda: "well")
-    app.add_route("/", answering(doors))
-    async with uvicorn_of(app) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-        first = asyncio.create_task(session.get("/"))
-        await wait_until(lambda: doors.inside == 1, FAST, timeout=LONG)
-        async with session.get("/") as busy, session.get("/health") as health:
-            assert (busy.status, busy.headers["Retry-After"], health.status) == (503, "7", 200)
-            assert await busy.json() == {"detail": "the service is not available: try again"}
-        doors.open.set()
-        async with await first as answer:
-            assert answer.status == 200
-    await held(permits, 0)
-
-
-async def test_a_full_queue_is_429_immediately_and_the_status_without_a_permit_is_chosen(
-    redis: Redis, permits: AsyncSemaphore
-) -> None:
-    doors = Doors()
-    doors.open.set()
-    app = Starlette(routes=[Route("/", answering(doors)), Route("/now", answering(doors))])
-    app.add_middleware(
-        Limit, client=redis, limit=1, timeout=None, max_waiting=1, applies_to=lambda scope: scope["path"] == "/"
-    )
-    app.add_middleware(
-        Limit, client=redis, limit=1, status=529, retry_after=3, applies_to=lambda scope: scope["path"] == "/now"
-    )
+    app.add_middleware(Limit, limit=1, timeout=None, max_waiting=1, applies_to=only("/wait"))
+    app.add_middleware(Limit, limit=1, status=529, retry_after=3, applies_to=only("/now"))
+    app.add_middleware(Limit, limit=1, retry_after=7, applies_to=only("/usual"))
+    for path in ("/wait", "/now", "/usual", "/health"):
+        app.get(path)(lambda: "well")
     await permits.resize(1)
     async with uvicorn_of(app) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+
+        async def got(path: str) -> tuple[int, str | None]:
+            async with session.get(path) as answer:
+                assert answer.status != 503 or await answer.json() == {
+                    "detail": "the service is not available: try again"
+                }
+                return answer.status, answer.headers.get("Retry-After")
+
         async with permits:
-            waiting = asyncio.create_task(session.get("/"))
+            waiting = asyncio.create_task(got("/wait"))
             await waiters(permits, 1)
-            async with session.get("/") as full, session.get("/now") as busy:
-                assert (full.status, full.headers["Retry-After"]) == (429, "1")
-                assert (busy.status, busy.headers["Retry-After"]) == (529, "3")
-        async with await waiting as served:
-            assert served.status == 200
+            assert [await got(path) for path in ("/wait", "/now", "/usual", "/health")] == [
+                (429, "1"),
+                (529, "3"),
+                (503, "7"),
+                (200, None),
+            ]
+        assert await waiting == (200, None)
+        await permits.resize(0)
+        assert await got("/usual") == (503, "7")
+    await held(permits, 0)
 
 
 async def test_a_stream_has_its_permit_to_its_end_also_when_the_client_goes(
@@ -274,6 +269,18 @@ async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(ser
         await ended.wait()
 
 
+async def test_a_websocket_that_the_server_cannot_answer_is_closed(sync: Coordinator, permits: AsyncSemaphore) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await permits.resize(1)
+    async with permits:
+        await Limit(_never, limit=1, client=sync)({"type": "websocket", "path": "/"}, _never, send)  # type: ignore[arg-type]
+    assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 1013)]
+
+
 # -- loss and errors ---------------------------------------------------------------------------------------
 
 
@@ -323,6 +330,27 @@ async def test_redis_out_of_reach_is_503_and_says_why_in_the_log_only(caplog: py
     assert b" 503 " in answer
     assert b"secret" not in answer
     assert "GET /: Unreachable" in caplog.text
+
+
+async def test_errors_of_the_application_and_of_the_server_pass_as_they_are(
+    sync: Coordinator, permits: AsyncSemaphore
+) -> None:
+    """P7: a lock that is busy inside is not taken for the limit. Nor is an error while it listens for the client."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await sync.lock("inner").acquire(timeout=0)
+
+    async def broken() -> dict[str, object]:
+        await waiters(permits, 1)
+        raise RuntimeError("broken")
+
+    async with sync.lock("inner"):
+        with pytest.raises(TimeoutError, match="inner"):
+            await Limit(app, limit=1, client=sync)({"type": "http", "path": "/"}, _never, _discard)
+    async with permits:
+        with pytest.raises(RuntimeError, match="broken"):
+            await Limit(app, limit=1, client=sync, timeout=None)({"type": "http", "path": "/"}, broken, _discard)
+    await held(permits, 0)
 
 
 async def _never() -> dict[str, object]:

@@ -190,8 +190,13 @@ async def test_json_keeps_the_rules_of_the_trace_event_format(
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["web 1"]
 
 
-async def test_traces_of_several_processes_make_one_page(sync: Coordinator, other: Coordinator, tmp_path: Path) -> None:
-    """Each process saves what it saw; the rows of both are drawn from the files."""
+@pytest.mark.real
+async def test_traces_of_several_processes_make_one_page_and_those_of_machines_are_aligned_by_the_time_of_day(
+    sync: Coordinator, other: Coordinator, tmp_path: Path
+) -> None:
+    """Each process saves what it saw; the rows of both are drawn from the files.
+
+    The monotonic clocks of machines differ by anything: here the second one began to count a day earlier."""
     async with tracing(sync, process="web 1") as first, tracing(other, process="web 2") as second:
         await wait_behind(sync, other, "orders:42")
     first.save(tmp_path / "1.json")
@@ -202,17 +207,6 @@ async def test_traces_of_several_processes_make_one_page(sync: Coordinator, othe
     assert seen.texts.count("orders:42") == 3, "a row of each process, and one of the table"
     assert {"web 1", "web 2"} <= set(seen.texts)
     assert [told.split("\n")[1].split(",")[0] for told in seen.told("holds")] == ["web 1", "web 2"]
-
-
-@pytest.mark.real
-async def test_traces_of_several_machines_are_aligned_by_the_time_of_day(
-    sync: Coordinator, other: Coordinator, tmp_path: Path
-) -> None:
-    """The monotonic clocks of machines differ by anything: here the second one began to count a day earlier."""
-    async with tracing(sync, process="web 1") as first, tracing(other, process="web 2") as second:
-        await wait_behind(sync, other, "orders:42")
-    first.save(tmp_path / "1.json")
-    second.save(tmp_path / "2.json")
     saved = json.loads((tmp_path / "2.json").read_text())
     own, day = saved["redis_sync_aio"], 86_400.0
     own["host"] = "another machine"

@@ -21,13 +21,11 @@ import redis as blocking
 from redis.asyncio import Redis
 
 from benchmarks.market import (
-    ESCALATE_AFTER,
     MARKET,
     ByLock,
     ByTransaction,
     ByWatch,
     Market,
-    TooPoor,
     audit,
     funds,
     open_market,
@@ -37,8 +35,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
-from ..support.body import FAST, waits
-from ..support.inside import turn_key
+from ..support.body import FAST
 from ..support.pairwise import first_of
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, Action, anything
 from ..support.site import anchors
@@ -207,76 +204,6 @@ async def test_the_audit_finds_what_a_market_without_protection_does(sync: Coord
     assert wrong(ledger) == ["there were 30000 in money, and now 30001", "1 items are gone, 0 came from nowhere"]
     ledger.sadd("inventory:b0", "s9:3")
     assert wrong(ledger)[1:] == ["1 items are gone, 1 came from nowhere"]
-
-
-@each_way
-async def test_a_purchase_that_others_disturb_is_done_as_often_as_its_way_needs(
-    sync: Coordinator, ledger: blocking.Redis, way: str
-) -> None:
-    """P2: each time it has looked, another item is listed. One watched key fails until the rivals have no more.
-
-    With ``escalate_after`` later listings wait for their turn. Keys, or locks, of one's own are not disturbed.
-    """
-    retries = {"watch": ITEMS, "transaction": ESCALATE_AFTER}.get(way, 0)
-    buyer, seller = WAYS[way](sync), WAYS[way](sync)
-    queue = {"transaction": sync.lock(turn_key(MARKET.encode())), "lock": sync.lock("lock:market")}.get(way)
-    await seller.list_item("s0", "s0:0", 10)
-    listing: list[asyncio.Task[bool]] = []
-
-    async def meanwhile() -> None:
-        number = len(listing)
-        if number < ITEMS:
-            listing.append(asyncio.create_task(seller.list_item("s1", f"s1:{number}", 10)))
-
-            async def done_or_in_line() -> bool:
-                return listing[number].done() or (queue is not None and (await queue.statistics()).waiting > 0)
-
-            await wait_until(done_or_in_line, FAST, timeout=60)
-
-    between(buyer, meanwhile)
-    assert await buyer.purchase("b0", "s0:0.s0", soon())
-    assert buyer.retries == retries
-    assert all(await asyncio.gather(*listing))
-    assert wrong(ledger) == []
-
-
-@each_way
-async def test_p1_an_item_that_two_want_is_sold_once(sync: Coordinator, ledger: blocking.Redis, way: str) -> None:
-    """P1: the one who looked first has it under a lock; without one the one who wrote first."""
-    market, other = WAYS[way](sync), WAYS[way](sync)
-    await market.list_item("s0", "s0:0", 10)
-    rivals: list[asyncio.Task[bool]] = []
-
-    async def meanwhile() -> None:
-        if not rivals:
-            rivals.append(asyncio.create_task(other.purchase("b1", "s0:0.s0", soon())))
-            if way.startswith("lock"):
-                await wait_until(waits(sync.lock("lock:market" if way == "lock" else "lock:s0:0.s0")), FAST, timeout=60)
-            else:
-                assert await rivals[0]
-
-    between(market, meanwhile)
-    assert await market.purchase("b0", "s0:0.s0", soon()) is way.startswith("lock")
-    assert await rivals[0] is not way.startswith("lock")
-    assert wrong(ledger) == []
-
-
-@each_way
-async def test_p7_too_poor_comes_out_bare_and_nothing_is_changed(
-    sync: Coordinator, ledger: blocking.Redis, way: str
-) -> None:
-    """P7: and nothing is left locked or watched: the next purchase is done immediately."""
-    market = WAYS[way](sync)
-    await market.list_item("s0", "s0:0", MONEY + 1)
-    await market.list_item("s0", "s0:1", MONEY)
-    with pytest.raises(TooPoor, match=f"b0 has {MONEY}, the price is {MONEY + 1}") as caught:
-        await market.purchase("b0", "s0:0.s0", soon())
-    assert type(caught.value) is TooPoor
-    async with asyncio.timeout(5):
-        assert await market.purchase("b0", "s0:1.s0", soon())
-        assert not await market.list_item("s0", "s0:1", 5)
-        assert not await market.purchase("b0", "s0:1.s0", soon())
-    assert wrong(ledger) == []
 
 
 @each_way
