@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import redis_sync_aio
-from benchmarks import commits, footprint, page, profile, scenarios
+from benchmarks import footprint, page, scenarios
 from benchmarks.contestants import BY_NAME
 from benchmarks.measure import (
     contest,
@@ -25,7 +24,6 @@ from benchmarks.measure import (
     peak,
     percentile,
     torn,
-    waits_for_others,
 )
 from benchmarks.pictures import Bar, Panel, draw
 from benchmarks.plain_words import LABELS, WORDS
@@ -57,7 +55,6 @@ EXCLUDING = [
     "s8",
 ]
 PICTURES = ("benchmarks-uncontended", "benchmarks-contended", "benchmarks-sharing", "local-sharing")
-SHARING = {"locks", "semaphores", "own semaphores", "readers and writers"}
 NO_TARGETS = {"s3work", "s3one", "lone", "s8s5b1", "s8s1b1"}  # where `ours` is not compared with others
 
 
@@ -100,66 +97,6 @@ def test_every_scenario_has_its_figures(everything: tuple[list[Outcome], dict[st
     assert [ours["s6"](name) for name in ("stuck", "ignored", "left")] == [0, 0, 0]
     assert ours["s5"]("peak") == ours["s5work"]("peak") == 5
     assert (ours["rw"]("peak") or 0) > 5
-
-
-@pytest.mark.ci
-def test_the_layers_of_a_pair_have_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    profile.main(rounds=1, seconds=0.02)
-    printed = capsys.readouterr().out
-    assert "100 tasks" in printed
-    assert "uvloop" in printed
-    assert all(release.name in printed for release in profile.RELEASES)
-    ours, bare, ratio = map(float, re.findall(r"[\d.]+", printed.partition("Latency")[2].partition("asyncio")[2])[:3])
-    assert ratio == pytest.approx(ours / bare, abs=0.02)
-    assert "inf" not in printed
-    assert "nan" not in printed
-
-
-@pytest.mark.ci
-def test_a_pair_is_compared_with_those_of_other_versions() -> None:
-    here = Path(redis_sync_aio.__file__).parents[1]
-    programs = ("S1", "contended 2x16", "drain of 100", "redis-py S1")
-    found = commits.measured({"other": here, commits.TREE: here}, programs, rounds=1, seconds=0.02)
-    title, _, *rows = commits.table(found, ("other", commits.TREE)).splitlines()
-    assert title.endswith("| other | this tree |")
-    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(programs)
-    assert rows[-1].count("(") == 0, "peers run with this tree only"
-    for program, row in zip(programs[:-1], rows, strict=False):
-        client, _, time = (
-            found[program, commits.TREE][figure] / found[program, "other"][figure] for figure in commits.FIGURES
-        )
-        assert f"({client:.2f}, " in row
-        assert f", {time:.2f})" in row
-
-
-@pytest.mark.ci
-def test_those_that_share_take_part() -> None:
-    names = ("ours-shared", "ours-lingering")
-    played = [key for key, scenario in scenarios.BY_KEY.items() if scenario.game in SHARING]
-    outcomes = {outcome.scenario.key: outcome for outcome in run(" ".join(played), *names)[0]}
-
-    assert [text for outcome in outcomes.values() for text in outcome.failures + outcome.violations] == []
-    for key, outcome in outcomes.items():
-        assert set(outcome.figures) == set(names) - set(scenarios.BY_KEY[key].refuses)
-        for figures in outcome.figures.values():
-            assert set(figures) == {column.key for column in outcome.scenario.columns}
-    for name in names:
-
-        def figure(key: str, what: str, name: str = name) -> float:
-            value = outcomes[key].figure(name, what)
-            assert value is not None
-            return value
-
-        assert figure("s3", "reads_per_grant") < 0.5
-        assert figure("s3one", "commands_per_grant") < 0.1
-        assert figure("s4", "commands_per_second") == figure("s4sem", "commands_per_second") == 0
-        assert figure("s5", "peak") == figure("s5work", "peak") == 5
-        assert figure("s6", "stuck") == figure("s6", "ignored") == figure("s6", "left") == 0
-        if name == "ours-lingering":
-            assert figure("s1", "commands_per_pair") < 0.1
-            assert figure("s2", "commands_per_pair") < 1
-        else:
-            assert figure("s1", "commands_per_pair") == pytest.approx(2, abs=0.05)
 
 
 def test_the_target_of_a_lone_task_is_its_slice_and_three_round_trips() -> None:
@@ -234,15 +171,6 @@ def test_figures_of_a_contest() -> None:
     assert found.max_wait == found.p99_wait == pytest.approx(0.010)
     assert jain([5, 5, 5]) == 1
     assert jain([0, 0]) == 0
-
-
-def test_waits_for_the_other_side() -> None:
-    here = [[(0, 1, 2), (2, 3, 4), (4, 9, 10)], [(0, 10, 11)]]
-    there = [[(0, 5, 8), (8, 20, 21)]]
-
-    # The first two here had it before anybody there; of those that follow the last is cut off at the end.
-    assert waits_for_others([here, there], 0, 12) == [5, 5, 10, 4]
-    assert waits_for_others([here, []], 0, 12) == []
 
 
 def test_only_grants_to_the_other_process_are_hand_overs() -> None:

@@ -82,29 +82,15 @@ def test_every_item_is_sold_once_although_a_holder_is_killed() -> None:
     assert 1300 < recovery < 7000
 
 
-@pytest.mark.ci
-def test_it_leaves_nothing_behind_on_a_given_server(server: tuple[EmbeddedServer, redis.Redis]) -> None:
-    done = demo("--url", server[0].url, *SMALL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "PASSED: each of 200 items" in done.stdout
-    assert server[1].keys() == []
-
-
-@pytest.mark.ci
-def test_without_a_kill() -> None:
-    options = ["--processes", "1", "--tasks", "3", "--items", "31", "--products", "7", "--work", "0"]
-    done = demo("--no-kill", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert figure(done.stdout, "items sold") == "31"
-    assert "killed" not in done.stdout
-
-
-def test_figures_as_json() -> None:
-    done = demo("--json", *SMALL)
+def test_it_leaves_nothing_behind_on_a_given_server_and_prints_its_figures_as_json(
+    server: tuple[EmbeddedServer, redis.Redis],
+) -> None:
+    done = demo("--url", server[0].url, "--json", *SMALL)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     figures = json.loads(done.stdout)
     assert (figures["books"]["sold"], figures["wrong"]) == (200, [])
     assert figures["granted_again_after"] > 0
+    assert server[1].keys() == []
 
 
 @pytest.mark.ci

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 import redis_sync_aio
-from redis_sync_aio.cli._doctor.facts import Rights
-from redis_sync_aio.cli._doctor.findings import of_rights
 
 from ..support.site import DOCS, ROOT, SITE, anchors, page_of
 
@@ -69,21 +67,9 @@ def test_each_page_and_section_that_is_named_on_the_forge_and_on_an_index_exists
     assert [one for one in named if not exists(*one[1:])] == []
 
 
-def test_each_page_that_the_page_for_a_wrong_address_offers_exists() -> None:
-    """The build of the site checks the links of pages, not those of templates."""
-    offered = re.findall(r"href=\"{{ '([^']+)' \| url }}\"", (ROOT / "overrides" / "404.html").read_text("utf-8"))
-    assert len(offered) == 2
-    assert [name for name in offered if not exists(name.strip("."), "")] == []
-
-
 def test_the_package_names_no_file_of_the_repository() -> None:
     """It is installed without docs/."""
     assert [path.name for path in files() if re.search(r"docs/\w|\w\.md\b", path.read_text("utf-8"))] == []
-
-
-def test_a_finding_of_the_doctor_gives_the_whole_address() -> None:
-    (missing,) = [one for one in of_rights(Rights(user="app", missing=["GET"])) if one.check == "commands"]
-    assert missing.fix == f"ACL SETUSER app +get ({SITE}operations/servers/#rights)"
 
 
 # -- the README, which is read on the package index, too ---------------------------------------------------------
