@@ -172,7 +172,8 @@ async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) 
     assert (process.returncode, out, err) == (0, "ran\n", "")
 
 
-@pytest.mark.parametrize("number", first_of(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_while_it_waits_withdraws_the_request(
     server: EmbeddedServer, sync: Coordinator, number: signal.Signals
 ) -> None:

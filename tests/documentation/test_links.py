@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import string
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ PLUGIN = PACKAGE.with_name("redis_sync_aio_pytest.py")
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not next to these tests")
 
 
+@functools.cache
 def exists(name: str, section: str) -> bool:
     """Whether the site has that page, and the section on it."""
     found = page_of(name)
