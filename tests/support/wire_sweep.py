@@ -174,7 +174,7 @@ class Case:
                 rules.append(on(match, self.action, skip=self.skip))
                 return rules[-1]
 
-            async with asyncio.timeout(RETRY_FOR + 2):
+            async with asyncio.timeout(options.get("retry_for", RETRY_FOR) + 2):
                 fence = await self.operation(w, arm)
             self.acted = sum(rule.acted for rule in rules)
             await w.check_free(fence)

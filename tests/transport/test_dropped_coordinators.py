@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,8 +56,11 @@ NAMED = "dropped"
 """The name of the clients whose connections are counted: others of the server may come and go."""
 
 
-async def connections(redis: Redis) -> int:
-    return sum(one["name"] == NAMED for one in await redis.client_list())
+def there(server: EmbeddedServer) -> int:
+    """Return how many connections of that name the server has."""
+    with SyncRedis.from_url(server.url) as admin:
+        clients: Any = admin.client_list()
+        return sum(one["name"] == NAMED for one in clients)
 
 
 async def use(client: Any, **options: Any) -> None:
@@ -67,62 +70,46 @@ async def use(client: Any, **options: Any) -> None:
         pass
 
 
-async def test_thirty_that_are_dropped(redis: Redis, make_client: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
-    """Each is warned of, all connections are closed, and the caller's client goes on as it was."""
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_many_that_are_dropped(
+    server: EmbeddedServer, make_client: MakeClient, caplog: pytest.LogCaptureFixture, push: Push
+) -> None:
+    """Each is warned of, all connections are closed, and the caller's client works as before."""
     client: Any = make_client(max_connections=100, client_name=NAMED)
     await client.ping()
-    before = await connections(redis)
+    before = there(server)
     with caught() as warned, caplog.at_level(logging.WARNING, "redis_sync_aio"):
-        for _ in range(30):
-            await use(client)
-        await warned.until(30)
-
-        async def closed() -> bool:
-            return await connections(redis) == before
-
-        await wait_until(closed, FAST, timeout=10)
-    assert sum(DROPPED in record.getMessage() for record in caplog.records) == 30
+        for _ in range(10):
+            await use(client, push=push)
+        await warned.until(10)
+        await wait_until(lambda: there(server) <= before, FAST, timeout=10)
+    assert sum(DROPPED in record.getMessage() for record in caplog.records) == 10
     assert client.connection_pool.max_connections == 100
     assert await client.ping()
     async with AsyncLock(client, "a"):
         pass
 
 
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_one_that_is_closed_is_not_warned_of(redis: Redis, push: Push) -> None:
-    """Whatever closes it: itself, or the client."""
-    with caught() as warned:
-        for _ in range(3):
-            async with Coordinator(redis, push=push) as coordinator, coordinator.lock("a"):
-                pass
-        del coordinator  # pyright: ignore[reportPossiblyUnboundVariable]
-        assert warned.dropped == 0
-        await use(redis, push=push)
-        await warned.until(1)
-
-
-async def test_one_whose_client_was_closed_is_not_warned_of(make_client: MakeClient) -> None:
+@pytest.mark.parametrize("how", ["closed", "closed, polling", "its client was closed", "implicit and idle"])
+async def test_one_that_was_closed_is_not_warned_of(
+    redis: Redis, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(hub_module, "IDLE", 0.05)
     client = make_client()
     with caught() as warned:
-        closed = [Coordinator(client)]
-        async with closed[0].lock("a"):
-            pass
-        await client.aclose()
-        await wait_until(lambda: closed[0].why_closed is not None, FAST, timeout=15)
-        await closed[0].aclose()
-        closed.clear()
-        assert warned.dropped == 0
-
-
-async def test_an_implicit_one_is_not_warned_of(
-    redis: Redis, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It closes when it is idle, or with its client."""
-    monkeypatch.setattr(hub_module, "IDLE", 0.05)
-    with caught() as warned:
-        async with AsyncLock(make_client(), "a"):
-            assert hubs
-        await wait_until(lambda: not hubs, FAST, timeout=15)
+        if how == "implicit and idle":
+            async with AsyncLock(client, "a"):
+                assert hubs
+            await wait_until(lambda: not hubs, FAST, timeout=15)
+        else:
+            made = [Coordinator(client, push="never" if "polling" in how else "auto")]
+            async with made[0].lock("a"):
+                pass
+            if how == "its client was closed":
+                await client.aclose()
+                await wait_until(lambda: made[0].why_closed is not None, FAST, timeout=15)
+            await made[0].aclose()
+            made.clear()
         assert warned.dropped == 0
 
 
@@ -152,53 +139,53 @@ def test_an_implicit_one_that_is_closing_is_kept_until_the_program_ends(server: 
         assert warned.dropped == 0
 
 
-async def test_what_is_held_keeps_it(redis: Redis) -> None:
-    """A lease is renewed and released also when nothing else refers to its coordinator; only then it is dropped."""
+async def a_lease(source: Redis, other: Coordinator) -> AsyncIterator[None]:
+    """It is renewed, and released, also when nothing else refers to its coordinator."""
+    lease = await Coordinator(source).lock("a", ttl=3).acquire()
+    yield
+    await wait_until(lambda: lease.remaining() < 2.4, FAST, timeout=15)
+    await wait_until(lambda: lease.remaining() > 2.4 or lease.lost, FAST, timeout=15)
+    yield
+    await lease.release()
+
+
+async def a_waiter(source: Redis, other: Coordinator) -> AsyncIterator[None]:
+    async def wait() -> None:
+        await (await Coordinator(source).lock("a").acquire()).release()
+
+    async with other.lock("a"):
+        waiting = asyncio.create_task(wait())
+        await wait_until(waits(other.lock("a")), FAST, timeout=15)
+        yield
+    async with asyncio.timeout(15):
+        await waiting
+
+
+async def a_lock(source: Redis, other: Coordinator) -> AsyncIterator[None]:
+    """Locks are made from it, and used later."""
+    lock = Coordinator(source).lock("a")
+    for _ in range(3):
+        async with lock:
+            pass
+        yield
+
+
+@pytest.mark.parametrize("keeper", [a_lease, a_waiter, a_lock])
+async def test_what_keeps_one(
+    redis: Redis, other: Coordinator, keeper: Callable[[Redis, Coordinator], AsyncIterator[None]]
+) -> None:
+    """Only after that it is dropped."""
     with caught() as warned:
-        lease = await Coordinator(redis).lock("a", ttl=6).acquire()
-        first = lease._grant.deadline
-        assert warned.dropped == 0
-        async with asyncio.timeout(60):
-            while lease._grant.deadline == first:  # it is renewed after a third of that
-                await asyncio.sleep(0.01)
-        assert warned.dropped == 0
-        await lease.release()
-        del lease
+        async for _ in keeper(redis, other):
+            assert warned.dropped == 0
         await warned.until(1)
     assert not await redis.exists("a")
-
-
-async def test_a_waiter_keeps_its_coordinator(redis: Redis, other: Coordinator) -> None:
-    async def wait() -> None:
-        await (await Coordinator(redis).lock("a").acquire()).release()
-
-    with caught() as warned:
-        async with other.lock("a"):
-            waiting = asyncio.create_task(wait())
-            await wait_until(waits(other.lock("a")), FAST, timeout=15)
-            assert warned.dropped == 0
-        async with asyncio.timeout(15):
-            await waiting
-        del waiting
-        await warned.until(1)
-
-
-async def test_a_lock_keeps_it(redis: Redis) -> None:
-    """Locks are made from it, and used later."""
-    with caught() as warned:
-        lock = Coordinator(redis).lock("a")
-        for _ in range(3):
-            async with lock:
-                pass
-            assert warned.dropped == 0
-        del lock
-        await warned.until(1)
 
 
 async def test_one_of_a_cluster(nodes: Nodes) -> None:
     """Its connections to all shards are closed."""
 
-    def there() -> int:
+    def listening() -> int:
         found = 0
         for node in nodes.primaries:
             with SyncRedis.from_url(node.url) as admin:
@@ -211,27 +198,34 @@ async def test_one_of_a_cluster(nodes: Nodes) -> None:
         for name in ("a", "b", "c", "d"):
             async with coordinator.lock(name):
                 pass
-        assert there() == 2 * coordinator.connections > 2  # the inbox, and the channel that shows the process
+        assert listening() == 2 * coordinator.connections > 2  # the inbox, and the channel that shows the process
 
-    await wait_until(lambda: there() == 0, FAST, timeout=15)  # what tests before this one have closed
+    await wait_until(lambda: listening() == 0, FAST, timeout=15)  # what tests before this one have closed
     async with nodes.client() as client:
         with caught() as warned:
             await spread()
             await warned.until(1)
-            await wait_until(lambda: there() == 0, FAST, timeout=10)
+            await wait_until(lambda: listening() == 0, FAST, timeout=10)
 
 
-def test_the_end_of_the_loop_closes_it(server: EmbeddedServer) -> None:
-    """As it ends what else was started in it; nobody has to be told."""
+@pytest.mark.parametrize("own_client", [False, True])
+def test_the_end_of_the_loop_closes_it(server: EmbeddedServer, own_client: bool) -> None:
+    """And the client, if it was made for an address: as `aclose` does. redis-py would warn of its connection."""
+    kept: list[Coordinator] = []
 
     async def main() -> None:
-        async with Redis.from_url(server.url) as client:
-            kept.append(Coordinator(client))
-            await use(client)
-            async with kept[0].lock("a"):
-                pass
+        if own_client:
+            kept.append(Coordinator.from_url(server.url))
+            await kept[0].client.ping()
+        else:
+            async with Redis.from_url(server.url) as client:
+                kept.append(Coordinator(client))
+                async with kept[0].lock("a"):
+                    pass
+                return
+        async with kept[0].lock("a"):
+            pass
 
-    kept: list[Coordinator] = []
     with caught() as warned:
         gc.disable()
         try:
@@ -240,24 +234,19 @@ def test_the_end_of_the_loop_closes_it(server: EmbeddedServer) -> None:
             gc.enable()
         assert kept[0].why_closed is not None
         kept.clear()
-        assert warned.dropped == 0
+        gc.collect()
+        assert [str(it.message) for it in warned] == []
 
 
 def test_one_whose_loop_was_closed_by_hand(server: EmbeddedServer) -> None:
     """Its connection is closed all the same, without the loop."""
     client = Redis.from_url(server.url, client_name=NAMED)
-    with SyncRedis.from_url(server.url) as admin:
-
-        def there() -> int:
-            found: Any = admin.client_list()
-            return sum(one["name"] == NAMED for one in found)
-
-        with caught() as warned:
-            loop = asyncio.new_event_loop()
-            loop.run_until_complete(use(client))
-            loop.close()
-            assert warned.dropped == 1
-            assert there() == 0
+    with caught() as warned:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(use(client))
+        loop.close()
+        assert warned.dropped == 1
+        assert there(server) == 0
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running loop", "stopped loop"])
@@ -269,71 +258,45 @@ def test_all_connections_of_one_from_an_address(server: EmbeddedServer, stopped:
         async with coordinator.lock("a"):
             await coordinator.client.ping()
 
-    with SyncRedis.from_url(server.url) as admin:
-
-        def there() -> int:
-            found: Any = admin.client_list()
-            return sum(one["name"] == NAMED for one in found)
-
-        async def main() -> None:
-            await use_both()
-            assert there() == 2
-            await warned.until(1)
-            await wait_until(lambda: there() == 0, FAST, timeout=10)
-
-        loop = asyncio.new_event_loop()
-        client = Redis.from_url(server.url, client_name=NAMED)
-        try:
-            with caught() as warned:
-                if stopped:
-                    gc.disable()  # else it may be collected while the loop runs
-                    loop.run_until_complete(use(client))
-                    while not warned.dropped:  # its timers keep it for a moment
-                        loop.run_until_complete(asyncio.sleep(0.05))
-                    assert there() == 0
-                    for _ in range(5):  # it reads the end of the connection, and closes the transport
-                        loop.run_until_complete(asyncio.sleep(0))
-                else:
-                    loop.run_until_complete(main())
-                assert [it for it in warned if DROPPED not in str(it.message)] == []
-        finally:
-            gc.enable()
-            loop.close()
-
-
-def test_the_end_of_the_loop_closes_the_client_of_one_from_an_address(server: EmbeddedServer) -> None:
-    """As `aclose` does. redis-py would warn of its connection."""
-
     async def main() -> None:
-        kept.append(Coordinator.from_url(server.url))
-        async with kept[0].lock("a"):
-            await kept[0].client.ping()
+        await use_both()
+        assert there(server) == 2
+        await warned.until(1)
+        await wait_until(lambda: there(server) == 0, FAST, timeout=10)
 
-    kept: list[Coordinator] = []
-    with caught() as warned:
-        asyncio.run(main())
-        kept.clear()
-        gc.collect()
-        assert [str(it.message) for it in warned] == []
+    loop = asyncio.new_event_loop()
+    client = Redis.from_url(server.url, client_name=NAMED)
+    try:
+        with caught() as warned:
+            if stopped:
+                gc.disable()  # else it may be collected while the loop runs
+                loop.run_until_complete(use(client))
+                while not warned.dropped:  # its timers keep it for a moment
+                    loop.run_until_complete(asyncio.sleep(0.05))
+                assert there(server) == 0
+                for _ in range(5):  # it reads the end of the connection, and closes the transport
+                    loop.run_until_complete(asyncio.sleep(0))
+            else:
+                loop.run_until_complete(main())
+            assert [it for it in warned if DROPPED not in str(it.message)] == []
+    finally:
+        gc.enable()
+        loop.close()
 
 
-async def test_one_that_is_collected_in_another_thread(redis: Redis, make_client: MakeClient) -> None:
+async def test_one_that_is_collected_in_another_thread(server: EmbeddedServer, make_client: MakeClient) -> None:
     """Its connection is closed in its loop."""
     client = make_client(client_name=NAMED)
     await client.ping()
-    before = await connections(redis)
+    before = there(server)
     with caught() as warned:
         gc.disable()
         try:
             await use(client)
-            assert await connections(redis) == before + 1
+            assert there(server) == before + 1
             async with asyncio.timeout(10):
                 while not any(DROPPED in str(it.message) for it in warned):
                     await asyncio.to_thread(gc.collect)
         finally:
             gc.enable()
-
-        async def closed() -> bool:
-            return await connections(redis) == before
-
-        await wait_until(closed, FAST, timeout=10)
+        await wait_until(lambda: there(server) == before, FAST, timeout=10)

@@ -38,7 +38,6 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever
 
-pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
 BOUND = 9.0
 """Seconds from the last line to the end."""
@@ -242,26 +241,15 @@ AT_ONCE = 3
 """So many programs run at the same time: most of the time they wait."""
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("plays", PLAYS)
+PLAYS.append([(name, "kill uvloop") for name in ("a_wait_timed_out", "an_undo_waits", "bodies")])
+FEW = [("a_wait_timed_out", "kill"), ("bodies", "pause never")]
+
+
+@pytest.mark.parametrize("plays", [FEW, *(pytest.param(plays, marks=pytest.mark.ci) for plays in PLAYS)])
 def test_a_program_ends_soon_and_in_silence_although_redis_is_gone(plays: list[tuple[str, str]]) -> None:
     """F6: killed servers refuse connections, paused ones take them and never answer."""
-    play_all(plays)
-
-
-def test_a_few_programs_end_soon_and_in_silence() -> None:
-    """One scene for each way in which Redis is gone."""
-    play_all(PLAYS[0][: len(HOWS)])
-
-
-@pytest.mark.ci
-def test_a_program_on_uvloop_ends_soon_and_in_silence() -> None:
-    pytest.importorskip("uvloop")
-    play_all([(name, "kill uvloop") for name in ("a_wait_timed_out", "an_undo_waits", "bodies")])
-
-
-def play_all(plays: list[tuple[str, str]]) -> None:
-    """Play scenes, some at a time, and name those that went wrong."""
+    if "uvloop" in plays[0][1]:
+        pytest.importorskip("uvloop")
     with ThreadPoolExecutor(AT_ONCE) as threads:
         running = {f"{name}, {how}": threads.submit(play, name, how) for name, how in plays}
     wrong = {which: one.exception() for which, one in running.items() if one.exception() is not None}

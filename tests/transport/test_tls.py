@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 from collections.abc import Callable, Iterator
 
 import anyio
@@ -14,22 +12,22 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, Unreachable, transaction, wait_until
+from redis_sync_aio import AsyncSemaphore, Coordinator, LeaseLost, Unreachable, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.types import BaseLease, Transaction
+from redis_sync_aio.types import Transaction
 
 from ..support.factories import Exclusive
 from ..support.inside import hub_of, now
-from ..support.proxy import SWALLOW_REPLY, FaultProxy
+from ..support.proxy import DELAY_REPLY, SWALLOW_REPLY, FaultProxy
 from ..support.tls import Tls, encrypted, make_tls
 from ..support.wire_sweep import (
     ANSWERS,
-    OPERATIONS,
     PUSHES,
     WIRE,
     Case,
     Operation,
     acquire_contended,
+    acquire_free,
     acquire_pushed,
     release,
     sweep,
@@ -52,25 +50,27 @@ def url(server: EmbeddedServer, tls: Tls) -> Iterator[str]:
         yield tls.url(port)
 
 
-FEW = (acquire_contended, release)
-"""What the default run tries: `test_wire.py` has all of them without encryption."""
+PATIENT = {"socket_timeout": 30, "socket_connect_timeout": 30}
+BOUNDS = {"response_timeout": 3, "retry_for": 60}
+"""Longer than a busy machine lets an answer wait. All faults are tried at the same time."""
+FAULTS = WIRE | {"LOADING": ANSWERS["LOADING"], "late reply": DELAY_REPLY(0.5)}
+FAULTS["reply later than the timeout"] = DELAY_REPLY(2 * BOUNDS["response_timeout"])
 
 
 @pytest.mark.parametrize(
-    "operation",
-    [pytest.param(operation, marks=() if operation in FEW else pytest.mark.ci) for operation in OPERATIONS],
+    "operation", [acquire_contended, *(pytest.param(it, marks=pytest.mark.ci) for it in (acquire_free, release))]
 )
 async def test_sweep(server: EmbeddedServer, tls: Tls, operation: Operation) -> None:
-    """C1-C5: every fault of the wire, at the command that matters."""
-    faults = WIRE | {"LOADING": ANSWERS["LOADING"]}
-    cases = [Case(operation, "link", fault, faults[fault]) for fault in faults]
-    assert await sweep(server, cases, client=tls.options, tls=tls.context) == len(cases)
+    """C1-C5: every fault of the wire. `test_wire.py` has all operations without encryption."""
+    cases = [Case(operation, "link", fault, FAULTS[fault]) for fault in FAULTS]
+    assert await sweep(server, cases, client=tls.options | PATIENT, tls=tls.context, **BOUNDS) == len(cases)
 
 
 async def test_sweep_of_the_push(server: EmbeddedServer, tls: Tls) -> None:
     """P3, C7."""
     cases = [Case(acquire_pushed, "link", fault, PUSHES[fault], push=True) for fault in PUSHES]
-    assert await sweep(server, cases, client=tls.options, tls=tls.context, poll_cap=0.3) == len(cases)
+    options = {"client": tls.options | PATIENT, "tls": tls.context, "poll_cap": 0.3, **BOUNDS}
+    assert await sweep(server, cases, **options) == len(cases)
 
 
 async def test_it_is_the_link_that_carries_all(server: EmbeddedServer, tls: Tls) -> None:
@@ -90,8 +90,7 @@ async def used_once(lock: Exclusive) -> None:
 
 async def test_more_than_a_tls_record_passes_in_one_write(server: EmbeddedServer, tls: Tls) -> None:
     """Names of 8 KB, in both directions, and 300 requests in a turn."""
-    patient = {"socket_timeout": 20, "socket_connect_timeout": 20}
-    async with wired(server, client=tls.options | patient, tls=tls.context, response_timeout=20, retry_for=60) as w:
+    async with wired(server, client=tls.options | PATIENT, tls=tls.context, response_timeout=20, retry_for=60) as w:
         names = [f"{number:03}" * 2_500 for number in range(300)]
         leases = await asyncio.gather(*(w.sync.lock(name).acquire() for name in names))
         assert len({lease.fence for lease in leases}) >= 1
@@ -123,16 +122,14 @@ async def permits_and_transactions(url: str) -> None:
 
 
 async def test_an_untrusted_certificate_is_reported(server: EmbeddedServer, tls: Tls) -> None:
-    """The reason is in the error, which comes in time; nothing was sent."""
+    """The reason is in the error; nothing was sent."""
     async with (
         FaultProxy(server.unix_socket, tls.context) as proxy,
         Redis(host=proxy.host, port=proxy.port, ssl=True, retry=Retry(NoBackoff(), 0)) as client,
-        Coordinator(client, retry_for=2) as sync,
+        Coordinator(client, retry_for=1) as sync,
     ):
-        start = now()
         with pytest.raises(Unreachable, match=r"(?i)certificate.verify.failed"):
             await sync.lock("a").acquire()
-        assert now() - start < 4
         assert not proxy.commands
 
 
@@ -143,53 +140,21 @@ async def test_b3_a_silent_server_is_left_in_time(server: EmbeddedServer, tls: T
         w.proxy.on(RELEASE, SWALLOW_REPLY)
         await lease.release()  # over another connection
         w.proxy.black_hole = True
-        start = now()
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             await w.sync.aclose()
             await w.client.aclose()
-        assert now() - start < 3
         w.proxy.black_hole = False
 
 
 async def test_a_lease_is_lost_in_time(server: EmbeddedServer, tls: Tls) -> None:
     """P6, C4: also when what is written to goes nowhere."""
     async with wired(server, client=tls.options, tls=tls.context) as w:
-        lease: BaseLease | None = None
-        try:
-            with anyio.fail_after(2):
-                async with w.lock(ttl=0.6) as lease:
-                    w.proxy.black_hole = True
-                    await asyncio.Event().wait()
-        except LeaseLost:
-            pass
-        assert lease is not None
-        assert lease._grant.deadline <= now() < lease._grant.deadline + 0.5
+        began = now()
+        with anyio.fail_after(15), pytest.raises(LeaseLost):  # noqa: PT012
+            async with w.lock(ttl=3) as lease:
+                w.proxy.black_hole = True
+                await asyncio.Event().wait()
+        assert now() >= began + 2.5
+        assert lease.remaining() == 0  # pyright: ignore[reportPossiblyUnboundVariable]
         w.proxy.black_hole = False
         await wait_until(lambda: w.sync.connection_error is None, SOON, timeout=15)
-
-
-# Of transports whose loop nobody ended.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_p12_a_loop_that_is_closed_by_hand_leaves_nothing_for_long(url: str, server: EmbeddedServer) -> None:
-    client = Redis.from_url(url, max_connections=20)
-    lock = AsyncLock(client, "job", ttl=5)
-
-    async def job() -> None:
-        async with lock:
-            pass
-
-    async def close() -> None:
-        await job()
-        await client.aclose()
-
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    for _ in range(30):
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(job())
-        loop.close()  # no shutdown_asyncgens()
-        del loop
-    gc.collect()
-    if before:
-        assert len(os.listdir("/proc/self/fd")) < before + 10
-    asyncio.run(close())
-    gc.collect()
