@@ -193,20 +193,6 @@ def test_the_example_passes(tmp_path: Path) -> None:
 
 # -- one server that others use, too -------------------------------------------------------------------------------
 
-WORKER = """
-def test_the_database_is_one_of_its_own(sync_client, sync_server):
-    number = sync_client.connection_pool.connection_kwargs["db"]
-    assert number >= 1
-    assert sync_server.url.endswith(f"/{number}")
-"""
-
-
-@pytest.mark.ci
-def test_xdist_with_databases_of_one_server(tmp_path: Path) -> None:
-    with EmbeddedServer(port=0) as server:
-        options = (*XDIST, "--sync-url", f"{server.url}/1")
-        check(run(tmp_path, *options, test_it=WORKER, test_other=WORKER), "2 passed")
-
 
 def test_urls_of_databases() -> None:
     assert database_of("redis://host:7000", 0) == "redis://host:7000/0"

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from redis_sync_aio import AsyncRedlock, Coordinator, wait_until
+from redis_sync_aio import Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotStarted
 from redis_sync_aio.testing import freeze_renewals
 from redis_sync_aio.testing.faults import FaultProxy, Upstream
@@ -78,47 +77,6 @@ def test_numbers_of_servers_that_make_no_sense_are_refused() -> None:
         ClusterTopology(2)
     with pytest.raises(ValueError, match="replicas"):
         ClusterTopology(3, 2)
-
-
-async def test_a_minority_of_independent_servers_may_die() -> None:
-    async with IndependentServers(3, persistent=True) as group:
-        clients = group.clients()
-        lock = AsyncRedlock(clients, "orders:42")
-        group.servers[1].kill()
-        async with lock:
-            assert await clients[0].exists("orders:42")
-        group.servers[1].restart(keep_data=True)
-        assert await clients[1].ping()
-        for client in clients:
-            await client.aclose()
-
-
-@pytest.mark.ci
-async def test_a_planned_failover_of_sentinel_leads_clients_to_the_replica() -> None:
-    """The lock is held by the new primary, too; the client follows by itself."""
-    async with (
-        SentinelTopology() as group,
-        group.client() as client,
-        Coordinator(client) as sync,
-        sync.lock("orders:42") as lease,
-    ):
-        new = await group.fail_over()
-        assert new is group.replica
-        async with new.client() as direct:
-            assert await direct.get("orders:42") == lease.token.encode()
-
-
-@pytest.mark.ci
-async def test_what_sentinel_did_not_replicate_is_lost_with_the_primary() -> None:
-    async with SentinelTopology() as group, group.replica.client() as copy, group.primary.client() as client:
-        await client.set("before", 1)
-        await group.replicated()
-        await group.cut_replication()
-        await client.set("after", 1)
-        group.primary.kill()
-        group.replica.resume()
-        await group.promoted()
-        assert (await copy.get("before"), await copy.get("after")) == (b"1", None)
 
 
 @pytest.mark.ci
@@ -211,22 +169,3 @@ async def test_the_proxy_finds_its_server_in_every_way_to_name_one() -> None:
                 assert await client.ping()
                 assert proxy.commands["PING"] == 1
                 assert proxy.url == f"redis://127.0.0.1:{proxy.port}"
-
-
-async def test_a_partition_that_refuses_and_one_that_is_silent() -> None:
-    async with EmbeddedServer() as server, FaultProxy(server) as proxy, proxy.client(retry=None) as client:
-        assert await client.ping()
-        proxy.refuse = True
-        await proxy.cut()
-        with pytest.raises(RedisConnectionError):
-            await client.ping()
-        proxy.refuse, proxy.black_hole = False, True
-        pinging = asyncio.ensure_future(client.ping())
-        await proxy.until(lambda: proxy.live == 1)
-        proxy.black_hole = False
-        assert await pinging
-
-        async def counted() -> bool:
-            return proxy.commands["PING"] >= 2
-
-        await wait_until(counted, FAST, timeout=20)
