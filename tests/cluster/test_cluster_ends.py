@@ -124,7 +124,7 @@ async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("encrypted", [False, pytest.param(True, marks=pytest.mark.ci)])
 async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted: bool) -> None:
     """``address_remap``, to a proxy before each node, perhaps with TLS: the locks take those ways, too."""
     tls = make_tls(tmp_path) if encrypted else None

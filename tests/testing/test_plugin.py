@@ -378,7 +378,8 @@ def test_what_the_end_of_the_loop_would_hide_is_told(tmp_path: Path, runner: str
     assert told.count("waited for by") == len(names), result[1]
 
 
-@pytest.mark.parametrize("scope", ["function", pytest.param("session", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("scope", ["function", "session"])
 def test_a_test_that_leaks_fails_if_that_is_wanted(tmp_path: Path, scope: str) -> None:
     """The failure lists all that is left."""
     said = (

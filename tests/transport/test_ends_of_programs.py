@@ -242,7 +242,7 @@ AT_ONCE = 3
 
 
 PLAYS.append([(name, "kill uvloop") for name in ("a_wait_timed_out", "an_undo_waits", "bodies")])
-FEW = [("a_wait_timed_out", "kill"), ("bodies", "pause never")]
+FEW = [("bodies", "pause never")]
 
 
 @pytest.mark.parametrize("plays", [FEW, *(pytest.param(plays, marks=pytest.mark.ci) for plays in PLAYS)])

@@ -34,7 +34,7 @@ from ..support.inside import close_implicit, hubs
 from ..support.scenes import NAME, Use, look, play, refused, source
 from ..support.tls import encrypted, make_tls
 
-FEW = ("fork: coordinator os._exit", "run_twice: ", "ending: bare client lease sys.exit")
+FEW = ("fork: coordinator os._exit", "ending: bare client lease sys.exit")
 """The programs of the default run."""
 PLAYS = [
     *(
