@@ -136,9 +136,7 @@ async def test_a_step_that_takes_too_long_is_cancelled_and_the_next_has_its_own_
     assert [type(error) for error in undo.errors.exceptions] == [TimeoutError] * 2
 
 
-async def test_a_step_that_does_not_let_itself_be_cancelled_is_left_behind(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_that_does_not_let_itself_be_cancelled_is_left_behind(work: Work) -> None:
     async def stubborn() -> None:
         while not work.go_on.is_set():
             try:
@@ -147,7 +145,6 @@ async def test_a_step_that_does_not_let_itself_be_cancelled_is_left_behind(
                 work.begun.set()
         work.done.append("late")
 
-    monkeypatch.setattr("redis_sync_aio._recovery.record.GRACE", 0.02)
     undo = Compensation(timeout=0.02)
     with pytest.raises(KeyError):  # noqa: PT012
         async with undo:

@@ -16,10 +16,12 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.errors import WrongKeyType
+from redis_sync_aio.testing import lose
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
+from ..support.exception_races import lose_now
 from ..support.factories import Exclusive, Kind, holder
 from ..support.primitives import MAKERS, Maker
 
@@ -57,9 +59,8 @@ async def test_p7_exit_stack_closed_in_another_task(lock: Exclusive, way_in: str
 async def test_p7_exit_stack_entered_in_a_task_that_is_gone(lock: Exclusive) -> None:
     """P7: a loss when the entering task is gone cancels nobody; closing the stack raises LeaseLost."""
     stack = AsyncExitStack()
-    await in_other_task(lambda: stack.enter_async_context(lock))
-    (lease,) = lock._resource().leases
-    lease.lose("expired")
+    lease = await asyncio.create_task(stack.enter_async_context(lock))
+    await lose(lease, "expired")
     await assert_undisturbed()
     with pytest.raises(LeaseLost) as caught:
         await stack.aclose()
@@ -69,12 +70,12 @@ async def test_p7_exit_stack_entered_in_a_task_that_is_gone(lock: Exclusive) -> 
 
 async def test_p7_cancelled_where_it_is_left_and_lost(lock: Exclusive) -> None:
     """P7: the loss cancels the task that entered. A cancellation of the task that leaves is another matter."""
-    entered, leaving = asyncio.Event(), asyncio.Event()
+    entered: asyncio.Future[BaseLease] = asyncio.get_running_loop().create_future()
+    leaving = asyncio.Event()
     stack = AsyncExitStack()
 
     async def enter() -> None:
-        await stack.enter_async_context(lock.acquire())
-        entered.set()
+        entered.set_result(await stack.enter_async_context(lock.acquire()))
         await for_ever()
 
     async def leave() -> None:
@@ -83,16 +84,14 @@ async def test_p7_cancelled_where_it_is_left_and_lost(lock: Exclusive) -> None:
             await for_ever()
 
     entering = asyncio.create_task(enter())
-    await entered.wait()
+    lease = await entered
     left = asyncio.create_task(leave())
     await leaving.wait()
-    (lease,) = lock._resource().leases
     left.cancel()
-    lease.lose("taken")
-    with pytest.raises(asyncio.CancelledError):
-        await left
-    with pytest.raises(asyncio.CancelledError):
-        await entering
+    lose_now(lease)
+    for task in (left, entering):
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 # -- one object, many tasks --------------------------------------------------------------------------------
@@ -116,7 +115,6 @@ async def test_p1_one_object_shared_by_many_tasks(lock: Exclusive) -> None:
     assert len(fences) == 30
     assert fences == sorted(set(fences))
     assert await holder(lock) is None
-    assert lock._bodies == {}
 
 
 @pytest.mark.parametrize("first_out", ["loser", "holder"])
@@ -140,7 +138,7 @@ async def test_p1_the_right_lease_for_the_right_task(kind: Kind, lock: Exclusive
         await wait_until(partial(leases.get, who), FAST, timeout=5)
         if who == "loser":
             await kind.vanish(redis, NAME)
-            leases[who]._grant.lose("expired")
+            lose_now(leases[who], "expired")
     order = ["loser", "holder"] if first_out == "loser" else ["holder", "loser"]
     for who in order:
         assert (await holder(lock) is not None) == ("holder" in order[order.index(who) :])
@@ -154,21 +152,19 @@ async def test_p1_the_right_lease_for_the_right_task(kind: Kind, lock: Exclusive
 async def test_p1_left_by_a_stranger_nothing_is_ended(kind: Kind, lock: Exclusive, redis: Redis) -> None:
     """P1: both tasks live, and whose body ends is unknown: the lease that is still held must not be given away."""
     stack = AsyncExitStack()
-    entered = asyncio.Event()
+    entered: asyncio.Future[BaseLease] = asyncio.get_running_loop().create_future()
 
     async def enter_and_stay() -> None:
-        await stack.enter_async_context(lock)
-        entered.set()
+        entered.set_result(await stack.enter_async_context(lock))
         try:
             await for_ever()
         except asyncio.CancelledError:
             await for_ever()
 
     staying = asyncio.create_task(enter_and_stay())
-    await entered.wait()
+    await entered
     await kind.vanish(redis, NAME)
-    (lost,) = lock._resource().leases
-    lost.lose("expired")
+    lose_now(entered.result(), "expired")
 
     async def hold() -> BaseLease:
         async with lock as lease:

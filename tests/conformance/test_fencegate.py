@@ -46,18 +46,18 @@ async def test_an_older_fence_is_refused_and_the_same_is_not(gate: FenceGate, re
     assert await gate.highest() is None
     for fence in (5, 7, 7):
         await gate.accept(fence)
-        assert 6.9 < (await redis.pttl(KEY)) / 86_400_000 <= 7
+        assert 6.9 < (await redis.pttl(KEY)) / 86_400_000 < 7.1
         await redis.pexpire(KEY, 60_000)
     with pytest.raises(StaleFence) as stale:
         await gate.accept(6)
     assert (stale.value.name, stale.value.fence, stale.value.highest) == (NAME, 6, 7)
     assert await gate.highest() == 7
-    assert await redis.pttl(KEY) <= 60_000
+    assert await redis.pttl(KEY) <= 60_050  # a key may be younger than the virtual time
 
 
 async def test_a_ttl_of_its_own(sync: Coordinator, redis: Redis) -> None:
     await FenceGate(sync, NAME, keep=timedelta(minutes=1)).accept(1)
-    assert 50_000 < await redis.pttl(KEY) <= 60_000
+    assert 50_000 < await redis.pttl(KEY) <= 60_050  # a key may be younger than the virtual time
 
 
 @pytest.mark.parametrize("kind", ["lock", "robust", "reentrant", "writer", "permit"])

@@ -20,10 +20,10 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.compat import Lock as CompatLock
 from redis_sync_aio.errors import StaleWriter, WrongKeyType
-from redis_sync_aio.types import Abandoned, RobustLease
+from redis_sync_aio.types import RobustLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
-from ..support.inside import RobustGrant, now, renewals
+from ..support.inside import now, renewals
 from ..support.robust import KEYS, NAME, RECORD, crash, is_of
 from ..support.robust import lock as lock
 from ..support.robust import way as way
@@ -149,21 +149,17 @@ async def test_locks_that_are_not_robust_neither_read_nor_clear_the_record(
 
 
 async def test_decorators_and_holds_adopt_and_release(lock: AsyncRobustLock, redis: Redis) -> None:
-    found: list[Abandoned | None] = []
+    """A call that returns has ended the work that was found abandoned."""
 
     @lock.wrap
     async def work() -> None:
-        (grant,) = lock._held()
-        assert isinstance(grant, RobustGrant)
-        found.append(RobustLease(grant, lock._itself).abandoned)
+        assert await redis.exists(RECORD)
 
-    first = await lock.acquire()
-    await crash(redis, first)
+    await crash(redis, await lock.acquire())
     await work()
-    await work()
-    assert is_of(found[0], first)
-    assert found[1] is None
+    assert not await redis.exists(RECORD)
     async with lock.acquire(timeout=15, ttl=5) as lease:
+        assert lease.abandoned is None
         await lease.record({"a": 1})
     assert not await redis.exists(RECORD)
 
@@ -278,7 +274,7 @@ async def test_recording_does_not_renew_what_is_not_to_be_renewed(
     ends, left = lease._grant.deadline, await redis.pttl(NAME)
     await lease.record({"a": 1})
     assert lease._grant.deadline == ends
-    assert left - 5000 < await redis.pttl(NAME) <= left
+    assert left - 5000 < await redis.pttl(NAME) <= left + 50
     assert await redis.pttl(RECORD) > 7 * 86_400_000
     await lease.release()
     assert await redis.exists(NAME, RECORD) == 0

@@ -4,190 +4,155 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator, Lease, wait_until
+from redis_sync_aio import AsyncLock, AsyncRobustLock, wait_until
 from redis_sync_aio.types import RobustLease
 
 from ..support.body import FAST, waits
-from ..support.inside import hub_of
 from ..support.robust import NAME, RECORD, crash, is_of, lock, way
-from ..support.sweep import Outcome, sweep
-from ..support.views import holder_of
+from ..support.sweep import sweep
 
 __all__ = ["lock", "way"]  # fixtures
 
 OLD, NEW = b'{"step":1}', b'{"step":2}'
 TURNS = (*range(24), *range(24, 60, 12))
-LEAST = 2
-"""So often at least each operation can be cancelled; all tests together cancel about 400 times."""
+"""After so many turns of the loop a task is cancelled, too: also where something else happens meanwhile."""
+
+Operation: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
+Check: TypeAlias = Callable[[bool, object], Coroutine[Any, Any, None]]
 
 
-class Arena:
-    """A robust lock that somebody has abandoned, and maybe a rival who holds it and lets go when somebody waits."""
-
-    def __init__(self, lock: AsyncRobustLock, redis: Redis) -> None:
-        self.lock = lock
-        self.redis = redis
-        self.helpers: list[asyncio.Task[None]] = []
-
-    async def abandon(self) -> None:
-        lease = await self.lock.acquire()
-        await lease.record({"step": 1})
-        await crash(self.redis, lease)
-        self.record = await self.redis.hgetall(RECORD)
-        self.left_by = lease
-
-    async def hold(self) -> None:
-        """A holder that is not robust, so the record stays as it is."""
-        plain = AsyncLock(self.lock._source, NAME)
-        lease = await plain.acquire(timeout=5)
-        self.helpers.append(asyncio.create_task(self._let_go(plain, lease)))
-
-    async def _let_go(self, plain: AsyncLock, lease: Lease) -> None:
-        try:
-            await wait_until(waits(plain), FAST, timeout=5)
-        finally:
-            lease._grant.give_back()
-
-    async def settle(self) -> None:
-        """End what helps, release what this process holds, and see that the lock is free and forgotten."""
-        for helper in self.helpers:
-            helper.cancel()
-        await asyncio.gather(*self.helpers, return_exceptions=True)
-        self.helpers.clear()
-
-        async def free() -> bool:
-            found = await self.lock.statistics()
-            return (holder_of(found), found.waiting) == (None, 0)
-
-        await wait_until(free, FAST, timeout=5)
-        assert not self.lock._held()
-
-
-Operation = Callable[[Arena], Coroutine[Any, Any, object]]
-
-
-async def acquires(arena: Arena) -> object:
-    return await arena.lock.acquire()
-
-
-async def tries(arena: Arena) -> object:
-    return await arena.lock.try_acquire()
-
-
-async def identifies(arena: Arena) -> object:
-    return await arena.lock.acquire(identity="w")
-
-
-async def is_handed_over(arena: Arena) -> object:
-    return await arena.lock.acquire(timeout=5)
-
-
-@pytest.fixture
-async def arena(lock: AsyncRobustLock, redis: Redis) -> Arena:
-    arena = Arena(lock, redis)
-    await arena.abandon()
-    return arena
-
-
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize("operation", [acquires, tries, identifies, is_handed_over])
-async def test_p5_a_cancelled_acquire_puts_the_record_back(arena: Arena, operation: Operation, twice: bool) -> None:
-    async def run() -> object:
-        if operation is is_handed_over:
-            await arena.hold()
-        return await operation(arena)
-
-    async def check(outcome: Outcome[object] | None, lease: object) -> None:
-        if isinstance(lease, RobustLease):
-            assert is_of(lease.abandoned, arena.left_by)
-            lease._grant.body_failed = True
-            await lease.release()
-        await arena.settle()
-        assert await arena.redis.hgetall(RECORD) == {**arena.record, b"seq": b"0", b"writers": b""} or (
-            await arena.redis.hgetall(RECORD) == arena.record
-        ), outcome
-
-    result = await sweep(run, lambda outcome: check(outcome, outcome.value), twice=twice)
-    assert result.cancellations.total() >= LEAST
-    if twice:
-        return
+async def cancelled_everywhere(operation: Operation, check: Check, *, twice: bool = False) -> None:
+    """Cancel it at each of its suspension points, and after each number of turns, and check what is left then."""
+    result = await sweep(operation, lambda outcome: check(outcome.cancelled, outcome.value), twice=twice)
+    assert result.cancellations.total() >= 2
     for turns in TURNS:
-        task = asyncio.create_task(run())
+        task = asyncio.create_task(operation())
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        await check(None, None if task.cancelled() else task.result())
+        await check(task.cancelled(), None if task.cancelled() else task.result())
 
 
-async def test_p5_a_cancelled_record_is_written_or_not_and_the_lease_lives(lock: AsyncRobustLock, redis: Redis) -> None:
+async def abandoned(lock: AsyncRobustLock, redis: Redis) -> RobustLease:
+    """Leave a record behind."""
     lease = await lock.acquire()
+    await lease.record({"step": 1})
+    await crash(redis, lease)
+    return lease
 
-    async def check(outcome: Outcome[None]) -> None:
+
+async def freed(lock: AsyncRobustLock) -> None:
+    async def free() -> bool:
+        found = await lock.statistics()
+        return (found.held, found.waiting) == (0, 0)
+
+    await wait_until(free, FAST, timeout=5)
+
+
+async def acquires(lock: AsyncRobustLock) -> object:
+    return await lock.acquire()
+
+
+async def tries(lock: AsyncRobustLock) -> object:
+    return await lock.try_acquire()
+
+
+async def identifies(lock: AsyncRobustLock) -> object:
+    return await lock.acquire(identity="w")
+
+
+async def is_handed_over(lock: AsyncRobustLock) -> object:
+    """Get it from a holder that is not robust, so the record stays as it is."""
+    plain = AsyncLock(lock._source, NAME)
+    theirs = await plain.acquire(timeout=5)
+
+    async def let_go() -> None:
+        try:
+            await wait_until(waits(plain), FAST, timeout=5)
+        finally:
+            await theirs.release()
+
+    helper = asyncio.create_task(let_go())
+    try:
+        return await lock.acquire(timeout=5)
+    finally:
+        helper.cancel()
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("acquire", [acquires, tries, identifies, is_handed_over])
+async def test_a_cancelled_acquire_puts_the_record_back(
+    lock: AsyncRobustLock, redis: Redis, acquire: Callable[[AsyncRobustLock], Coroutine[Any, Any, object]], twice: bool
+) -> None:
+    left_by = await abandoned(lock, redis)
+    record = await redis.hgetall(RECORD)
+
+    async def check(cancelled: bool, lease: object) -> None:
+        if isinstance(lease, RobustLease):
+            assert is_of(lease.abandoned, left_by)
+            with pytest.raises(KeyError):
+                async with lease:
+                    raise KeyError  # a body that fails leaves the record as it found it
+        await freed(lock)
+        assert await redis.hgetall(RECORD) in (record, {**record, b"seq": b"0", b"writers": b""})
+
+    await cancelled_everywhere(lambda: acquire(lock), check, twice=twice)
+
+
+async def test_a_cancelled_record_is_written_or_not_and_the_lease_lives(lock: AsyncRobustLock, redis: Redis) -> None:
+    async def check(cancelled: bool, _: object) -> None:
         lease.check()
         await lease.record({"step": 1})  # behind the one that was cancelled, and so the last word
         assert await redis.hget(RECORD, "progress") == OLD
 
-    await lease.record({"step": 1})
-    result = await sweep(lambda: lease.record({"step": 2}), check, twice=True)
-    assert result.cancellations.total() >= LEAST
-    await lease.release()
+    async with lock as lease:
+        await lease.record({"step": 1})
+        await cancelled_everywhere(lambda: lease.record({"step": 2}), check, twice=True)
     assert not await redis.exists(RECORD)
 
 
-async def body(arena: Arena) -> None:
-    async with arena.lock as lease:
-        assert lease.progress == {"step": 1}
-        await lease.record({"step": 2})
-
-
-async def test_p5_a_cancelled_body_never_loses_what_was_recorded(arena: Arena) -> None:
+async def test_a_cancelled_body_never_loses_what_was_recorded(lock: AsyncRobustLock, redis: Redis) -> None:
     done = 0
 
-    async def check(cancelled: bool) -> None:
+    async def body() -> None:
+        async with lock as lease:
+            assert lease.progress == {"step": 1}
+            await lease.record({"step": 2})
+
+    async def check(cancelled: bool, _: object) -> None:
         nonlocal done
-        await arena.settle()
-        progress = await arena.redis.hget(RECORD, "progress")
+        await freed(lock)
+        progress = await redis.hget(RECORD, "progress")
         if not cancelled or progress is None:  # at its end: cancelled while it was released, the body was done
             assert progress is None
             done += 1
         else:
             assert progress in (OLD, NEW)
-        await arena.redis.delete(RECORD)
-        await arena.abandon()
+        await redis.delete(RECORD)
+        await abandoned(lock, redis)
 
-    result = await sweep(lambda: body(arena), lambda outcome: check(outcome.cancelled))
-    assert result.cancellations.total() >= LEAST
-    for turns in TURNS:
-        task = asyncio.create_task(body(arena))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        await check(task.cancelled())
+    await abandoned(lock, redis)
+    await cancelled_everywhere(body, check)
     assert done >= 3
 
 
-async def test_p5_a_cancelled_twin_of_an_identity_leaves_the_lease_alone(
-    lock: AsyncRobustLock, redis: Redis, sync: Coordinator
-) -> None:
+async def test_a_cancelled_twin_of_an_identity_leaves_the_lease_alone(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire(identity="w")
     await lease.record({"step": 1})
 
-    async def check(outcome: Outcome[object]) -> None:
+    async def check(cancelled: bool, twin: object) -> None:
         nonlocal lease
-        if isinstance(outcome.value, RobustLease):  # that one records from now on
-            hub_of(sync).resource(lease._grant.keys).decline(lease._grant)
-            lease = outcome.value
+        if isinstance(twin, RobustLease):  # that one records from now on
+            lease = twin
         await lease.record({"step": 1})  # the adoption of one that was cancelled is withdrawn
         await lease.extend(30)
         assert await redis.hget(RECORD, "progress") == OLD
 
-    result = await sweep(lambda: lock.acquire(identity="w"), check)
-    assert result.cancellations.total() >= LEAST
+    await cancelled_everywhere(lambda: lock.acquire(identity="w"), check)
     await lease.release()
