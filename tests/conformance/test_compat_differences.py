@@ -49,17 +49,32 @@ async def test_the_error_of_the_body_leaves(
     lock: RedisLock, redis: Redis, caplog: pytest.LogCaptureFixture, quiet: bool
 ) -> None:
     lock.raise_on_release_error = not quiet
-
-    async def fail() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:  # noqa: PT012
         async with lock:
             await redis.delete(NAME)
             raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        await fail()
     notes = [] if quiet else ["redis_sync_aio: Cannot release a lock that's no longer owned"]
     assert getattr(caught.value, "__notes__", []) == notes
     assert bool(caplog.messages) is quiet
+
+
+@pytest.mark.parametrize("fault", [CUT_AFTER, CUT_BEFORE], ids=["answer lost", "command lost"])
+@pytest.mark.parametrize("token", [None, "mine"])
+async def test_lost_connections_change_no_answer(
+    server: EmbeddedServer, redis: Redis, fault: Any, token: str | None
+) -> None:
+    async with through_proxy(server) as (proxy, client):
+        lock = client.lock(NAME, timeout=10, lock_class=Lock)
+        async with lock:  # the server knows the scripts
+            await lock.extend(10)
+        rules = [proxy.on(part, fault) for part in (ACQUIRE, RENEW, RELEASE)]
+        assert await lock.acquire(blocking=False, token=token) is True
+        assert await lock.owned()
+        assert await lock.extend(10)
+        assert near(await redis.pttl(NAME), 20)
+        await lock.release()
+        assert all(rule.acted for rule in rules)
+        assert await is_free(redis)
 
 
 async def test_the_error_of_the_body_leaves_without_a_server(redis: Redis, server: EmbeddedServer) -> None:
@@ -109,29 +124,6 @@ async def test_a_stale_release_frees_nobody_elses_lock(lock: RedisLock, redis: R
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-@pytest.mark.parametrize("fault", [CUT_AFTER, CUT_BEFORE], ids=["answer lost", "command lost"])
-@pytest.mark.parametrize("token", [None, "mine"])
-async def test_lost_connections_change_no_answer(
-    server: EmbeddedServer, redis: Redis, fault: Any, token: str | None
-) -> None:
-    async with through_proxy(server) as (proxy, client):
-        lock = client.lock(NAME, timeout=10, lock_class=Lock)
-        async with lock:  # the server knows the scripts
-            await lock.extend(10)
-        rule = proxy.on(ACQUIRE, fault)
-        assert await lock.acquire(blocking=False, token=token) is True
-        assert rule.acted
-        assert await lock.owned()
-        rule = proxy.on(RENEW, fault)
-        assert await lock.extend(10)
-        assert rule.acted
-        assert near(await redis.pttl(NAME), 20)
-        rule = proxy.on(RELEASE, fault)
-        await lock.release()
-        assert rule.acted
-        assert await is_free(redis)
 
 
 @pytest.mark.parametrize(
@@ -242,64 +234,6 @@ async def test_extend_counts_from_when_the_time_left_was_true(server: EmbeddedSe
 # -- arguments and subclasses --------------------------------------------------------------------------
 
 
-async def test_a_key_of_another_type(lock: RedisLock, redis: Redis) -> None:
-    await redis.lpush(NAME, "no lock")
-    for operation in (lock.acquire, lock.locked):
-        with pytest.raises(errors.ResponseError, match="WRONGTYPE"):
-            await operation()
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"name": ""}, ValueError),
-        ({"name": "}{"}, None),
-        ({"name": "{}{a}"}, None),
-        ({"name": 5}, TypeError),
-        ({"timeout": -1}, ValueError),
-        ({"timeout": 0.0001}, ValueError),
-        ({"timeout": 0.01}, None),
-        ({"timeout": float("nan")}, ValueError),
-        ({"timeout": float("inf")}, ValueError),
-        ({"timeout": "5"}, TypeError),
-    ],
-)
-def test_bad_arguments(client: Redis, options: dict[str, Any], error: type[Exception] | None) -> None:
-    arguments = {"name": NAME, **options, "lock_class": Lock}
-    if error is None:
-        client.lock(**arguments)
-        return
-    with pytest.raises(error):
-        client.lock(**arguments)
-
-
-@pytest.mark.parametrize("bad", ["20", b"20", [20], object(), math.nan, Decimal("nan")])
-async def test_what_is_no_number_of_seconds(lock: RedisLock, client: Redis, bad: Any) -> None:
-    await lock.acquire()
-    expected = pytest.raises((TypeError, ValueError), match="must be a number of seconds")
-    with expected:
-        client.lock(NAME, lock_class=Lock, timeout=bad)
-    with expected:
-        await lock.acquire(blocking_timeout=bad)
-    with expected:
-        await lock.extend(bad)
-    with pytest.raises(ValueError, match="finite"):
-        await lock.extend(math.inf)
-    with expected:
-        await client.lock(NAME, lock_class=Lock, sleep=bad).acquire(blocking_timeout=1, token="x")
-
-
-async def test_bad_names_and_tokens_are_refused_when_they_are_given(lock: RedisLock, redis: Redis) -> None:
-    bad: Any
-    for bad in ("", "\ud800", 5):
-        with pytest.raises((TypeError, ValueError)):
-            lock.name = bad
-    assert lock.name == NAME
-    with pytest.raises(ValueError, match="token"):
-        await lock.acquire(token="")
-    assert await is_free(redis)
-
-
 async def test_a_token_no_client_could_decode(lock: RedisLock, redis: Redis) -> None:
     assert await lock.acquire(token=b"\xff|")
     assert await lock.owned()
@@ -307,7 +241,35 @@ async def test_a_token_no_client_could_decode(lock: RedisLock, redis: Redis) -> 
     await lock.release()
 
 
-def test_a_client_that_is_not_supported() -> None:
+async def test_bad_arguments_are_refused_where_they_are_given(lock: RedisLock, client: Redis, redis: Redis) -> None:
+    bad: Any
+    for bad in ("", 5, "\ud800"):
+        with pytest.raises((TypeError, ValueError)):
+            client.lock(bad, lock_class=Lock)
+        with pytest.raises((TypeError, ValueError)):
+            lock.name = bad
+    assert lock.name == NAME
+    for name in ("}{", "{}{a}"):
+        client.lock(name, timeout=0.01, lock_class=Lock)
+    for bad in (-1, 0.0001, math.inf):
+        with pytest.raises(ValueError):
+            client.lock(NAME, lock_class=Lock, timeout=bad)
+    with pytest.raises(ValueError, match="token"):
+        await lock.acquire(token="")
+    assert await is_free(redis)
+    await lock.acquire()
+    for bad in ("20", b"20", [20], object(), math.nan, Decimal("nan")):
+        no_number = pytest.raises((TypeError, ValueError), match="must be a number of seconds")
+        with no_number:
+            client.lock(NAME, lock_class=Lock, timeout=bad)
+        with no_number:
+            await lock.acquire(blocking_timeout=bad)
+        with no_number:
+            await lock.extend(bad)
+        with no_number:
+            await client.lock(NAME, lock_class=Lock, sleep=bad).acquire(blocking_timeout=1, token="x")
+    with pytest.raises(ValueError, match="finite"):
+        await lock.extend(math.inf)
     with pytest.raises(TypeError, match="synchronous client"):
         BlockingRedis().lock(NAME, lock_class=Lock)
 
