@@ -488,6 +488,7 @@ MANY = 8000
 
 
 @pytest.mark.ci
+@pytest.mark.real
 @pytest.mark.parametrize("one_name", [False, True])
 async def test_p9_a_release_of_an_identity_costs_the_same_however_many_there_are(
     other: Coordinator, one_name: bool
