@@ -27,8 +27,10 @@ from .._scripts.constants import (
     FOREVER_MS,
     FREE_MS,
     HOUR_MS,
+    MAX_DEAD,
     POLLERS_TICKET,
     TEN_YEARS_MS,
+    Look,
     Outcome,
     ReleaseReply,
     Renewed,
@@ -87,10 +89,15 @@ class LockDraft(QueueDraft):
 
     def settle(self, mine: bytes = b"") -> Settled:
         """Give the lock to the first living ticket ahead of ``mine``."""
-        while self.queue and self.queue[0] != mine:
+        for _ in range(MAX_DEAD):
+            if not self.queue or self.queue[0] == mine:
+                return Settled.FREE
             member = self.queue[0]
             ticket = Ticket.parse(member)
-            if ticket is None or not ticket.inbox:
+            is_later = ticket is None or ticket.later
+            if is_later and self.lives(member, ticket):
+                return Settled.LATER
+            if ticket is None or is_later or not ticket.inbox:
                 if self.polls.get(member, 0) * 1000 > self.now:
                     return Settled.RESERVED
                 self.leave(member)
@@ -104,7 +111,7 @@ class LockDraft(QueueDraft):
             self.queue.pop(0)
             if self.hand_over(ticket, fence):
                 return Settled.GRANTED
-        return Settled.FREE
+        return Settled.RESERVED
 
     def hand_over(self, ticket: Ticket, fence: int) -> bool:
         """Notify the owner of a ticket, if it lives, of its grant, and the next waiter of the time to look."""
@@ -175,7 +182,8 @@ def acquire(
         draft.leave(member)
         return draft.decide(draft.own(token, ttl_ms))
     back = draft.come_back(member, former)
-    if draft.holder is None and draft.settle(member) is Settled.FREE:
+    turn = draft.settle(member) if draft.holder is None else Settled.GRANTED
+    if turn is Settled.FREE:
         draft.leave(member)
         fence = draft.next_fence(token, ttl_ms)
         draft.hold(token, ttl_ms)
@@ -191,8 +199,9 @@ def acquire(
     if member:
         draft.tell_holder()
     new = new or back
-    soon = int(draft.holder is None or draft.granted != draft.holder)  # no release will wake the waiter
-    return draft.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), draft.left, draft.now, soon))
+    soon = Look.LATER if turn is Settled.LATER else Look.SOON
+    look = soon if draft.holder is None or draft.granted != draft.holder else Look.NONE
+    return draft.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), draft.left, draft.now, look))
 
 
 def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, gap_ms: int = 0) -> LockDecision:

@@ -35,6 +35,7 @@ from typing import TypeAlias
 from .._scripts.constants import (
     ASK_AGAIN,
     FENCE_RANGE,
+    MAX_DEAD,
     MAX_NOTIFIED,
     OPEN_LIMIT,
     PAUSED_LIMIT,
@@ -153,14 +154,20 @@ class PermitDraft(QueueDraft):
 
     def settle(self, mine: bytes = b"") -> tuple[Settled, int | None]:
         """Give the free permits to the waiters ahead of ``mine``; return also until when a reservation holds."""
+        dead = 0
         while self.limit > 0:
+            if dead == MAX_DEAD:
+                return Settled.RESERVED, None
+            used = self.used
             if not self.queue or self.queue[0] == mine:
                 return Settled.FREE, None
             member = self.queue[0]
             ticket = Ticket.parse(member)
-            if ticket is None:
+            if ticket is None or ticket.later:
+                if self.lives(member, ticket):
+                    return Settled.LATER, None
                 self.leave(member)
-                self.moved = True
+                self.moved, dead = True, dead + 1
                 continue
             weight = ticket.weight
             # The limit was lowered, or an identity holds a permit already: its owner requests again.
@@ -186,7 +193,7 @@ class PermitDraft(QueueDraft):
                 return Settled.RESERVED, None
             else:
                 self.hand_over(member, ticket, weight)
-            self.moved = True
+            self.moved, dead = True, dead + (self.used == used)
         if self.limit == PAUSED_LIMIT and (not self.queue or self.queue[0] == mine):
             return Settled.FREE, None
         return Settled.FULL, None  # paused, a closed gate, or the limit is unknown: the next request brings it
@@ -239,6 +246,7 @@ class PermitDraft(QueueDraft):
             look = self.left(reserved)
         room = turn is Settled.FULL and self.used < self.limit
         soon = Look.SOON if turn is Settled.RESERVED and reserved is None else Look.IN_TIME if room else Look.NONE
+        soon = Look.LATER if turn is Settled.LATER else soon
         if new:
             self.queue.append(member)
         if member and poll_ms:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .._scripts.constants import CONTENDED, SOONER_TRIES
+from .._scripts.constants import ASK_AGAIN, CONTENDED, SOONER_TRIES
 from .snapshot import LockSnapshot, Message, PermitSnapshot, Sharer, Ticket
 
 
@@ -15,6 +15,7 @@ class Settled(Enum):
     RESERVED = 2  # a waiter ahead will take what is free by itself: it polls, or no message reached it
     FULL = 3  # the first waiter needs more permits than are free
     FREE = 4  # no waiter is ahead
+    LATER = 5  # the first waiter has a ticket of a later layout, and will take what is free by itself
 
 
 class QueueDraft:
@@ -59,6 +60,12 @@ class QueueDraft:
             told = Message(inbox, b"%d %b" % (number, payload)) if listens else Message.astray(inbox, number)
             self.messages.append(told)
         return listens
+
+    def lives(self, member: bytes, ticket: Ticket | None) -> bool:
+        """Return whether the owner of a ticket of a later layout lives, and tell it to ask again."""
+        if ticket is not None and ticket.inbox:
+            return self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
+        return self.polls.get(member, 0) * 1000 > self.now
 
     def tell_contended(self, token: bytes) -> None:
         """Notify a holder whose process shares its lease among tasks that another request waits."""

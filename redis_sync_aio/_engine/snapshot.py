@@ -22,6 +22,7 @@ class Permit:
 
 
 _TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
+_LATER = re.compile(rb"([^|]*)\|[\d;]*?(\d+)\|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,15 @@ class Ticket:
     claim_ms: int  # how long a lease lasts that is granted by a hand-over
     weight: int  # of a request for a lock: 1
     token: bytes
+    later: bool = False  # its layout is a later one: only inbox and number are known
 
     @classmethod
     def parse(cls, member: bytes) -> Ticket | None:
         """Return the ticket that stands in the queue as ``member``, None if it is none."""
-        if (found := _TICKET.fullmatch(member)) is None:
-            return None
-        return cls(found[1], int(found[2]), int(found[3]), int(found[4]), found[5])
+        if (found := _TICKET.fullmatch(member)) is not None:
+            return cls(found[1], int(found[2]), int(found[3]), int(found[4]), found[5])
+        found = _LATER.match(member)
+        return found and cls(found[1], int(found[2]), 0, 0, b"", later=True)
 
 
 def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight: int = 1) -> bytes:

@@ -440,6 +440,8 @@ class Hub:
     """The run_id of the server, once it was asked for; empty when the server does not say."""
     ahead_reported = False
     """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
+    met_later_layout = False
+    """True if a ticket of a later layout was met, and logged."""
 
     def __init__(self, options: HubOptions, owned: OwnedClient | None = None) -> None:
         """``owned``: the client, if it is closed with the hub."""

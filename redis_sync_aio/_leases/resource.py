@@ -13,10 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from .._core import logs
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Endpoint, Keys, PermitKeys
-from .._scripts.constants import WRITER_WEIGHT
+from .._scripts.constants import WRITER_WEIGHT, Look
 from .._transport.call import Call
 from ..errors._base import copy_error
 from .acquisition import Acquisition, Request
@@ -99,6 +100,9 @@ class Resource:
             self.waits.find_deadlock()
         if left is None and any(one.look_every == math.inf for one in self.acquisitions.values()):
             self.waits.endless()  # unless no waiter would report it: `compat.Lock` just answers False
+        if look == Look.LATER and not self.hub.met_later_layout:
+            self.hub.met_later_layout = True
+            logs.log("later_layout", lock=self.name)
         self._healing.queued(left, look)
 
     def queue_lost(self) -> None:

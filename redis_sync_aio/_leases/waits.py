@@ -274,7 +274,7 @@ class Healing:
     def queued(self, left: float | None, look: int) -> None:
         """Plan the next look, after an answer: the holder's lease ends in ``left`` seconds; ``look`` is a `Look`."""
         delay = self.look_every
-        if look == Look.SOON or not self._hub.pushes:  # no push will wake us: poll, with back-off
+        if look in (Look.SOON, Look.LATER) or not self._hub.pushes:  # no push will wake us: poll, with back-off
             if self._polls is None:
                 self._polls = iter(self._hub.options.poll)
             delay = min(delay, next(self._polls, self._hub.options.poll.cap))

@@ -21,6 +21,7 @@ class Look(IntEnum):
     NONE = 0
     SOON = 1  # no release will wake it
     IN_TIME = 2  # there is room behind the first in the queue, which may die unnoticed
+    LATER = 3  # as SOON: the first ticket in the queue has a later layout
 
 
 class Outcome(IntEnum):
@@ -67,13 +68,15 @@ NOT_OURS = b"holds what was not written by redis_sync_aio"
 """The complaint about data of another program under a key of ours; it stands behind the key, as in WRONGTYPE KEY …."""
 TICKET = b"^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$"
 """The Lua pattern of a ticket: inbox, number, claim (ms), weight and token. See include/lock_queue.lua."""
-PUSHED_TICKET = b"^([^|]+)|(%d+)|"
-"""The Lua pattern of a ticket that is woken by a push: inbox and number."""
+PUSHED_TICKET = b"^([^|]+)|[%d;]-(%d+)|"
+"""The Lua pattern of a ticket of any layout that is woken by a push: inbox and number. See include/later_layout.lua."""
 PLAIN_TICKET = b"^" + INBOX_PREFIX + b"(%x+)|(%d+)|(%d+)|(%d+)|()"
 """The same with an inbox without a prefix: the rest of the inbox, number, claim, weight, and where the token begins."""
 POLLERS_TICKET = b"|0|0|1|"
 """The common ticket of all clients that poll for a lock without one: see include/lock_poller_gap.lua."""
 
+MAX_DEAD = 500
+"""Number of dead tickets that one script drops: the server serves no other client meanwhile, 15 us for each."""
 FENCE_RANGE = 128
 """Number of fences that one grant reserves for a process that shares."""
 WRITER_WEIGHT = 2**31 - 1

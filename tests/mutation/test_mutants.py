@@ -33,10 +33,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "taken = redis.call('SET', NAME, token, 'NX')",
         "taken = redis.call('SET', NAME, token)",
     ),
-    "a held lock is granted": Mutant("if not holder then\n  if settle(", "if true then\n  if settle("),
+    "a held lock is granted": Mutant("if not holder then\n  settled =", "if true then\n  settled ="),
     "a key of somebody else costs the lock": Mutant("redis.call('DEL', NAME)\n      return before", "return before"),
     # P2 order
-    "barging in the slow path": Mutant("if settle(ticket, heads()) == FREE then", "if true then"),
+    "barging in the slow path": Mutant("if settled == FREE then", "if true then"),
     "barging in the fast path": Mutant("if not tail then\n", "if true then\n"),
     "last come, first served": Mutant(
         "'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'",

@@ -57,7 +57,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a dead heavy head blocks": Mutant("if tell(inbox, id, 0, left() or 1, true) then", "tell(inbox, id, 0, 1) do"),
     "nobody looks whether a heavy head lives": Mutant(
-        "elseif turn == FULL and used < limit then look = Look.IN_TIME end", "end"
+        "elseif turn == FULL and used < limit then look = Look.IN_TIME"
     ),
     "somebody looks although nothing is free": Mutant("turn == FULL and used < limit then", "turn == FULL then"),
     "nobody is told to look after a heavy head": Mutant("moved = used >= limit"),

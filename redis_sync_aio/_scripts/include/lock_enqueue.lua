@@ -1,7 +1,7 @@
 -- The end of an acquire: return BUSY, or QUEUED with a place in the queue.
--- Needs `holder` and `last` (NAME and FENCE), `back`, and `settled`: whether tickets were removed
--- after `tail` was read. If FENCE does not name the holder, no release will wake us: look soon.
-local left, look = redis.call('PTTL', NAME), Look.SOON
+-- Needs `holder` and `last` (NAME and FENCE), `back`, and `settled`: what `settle` returned if it
+-- was called. If FENCE does not name the holder, no release will wake us: look soon.
+local left, look = redis.call('PTTL', NAME), settled == LATER and Look.LATER or Look.SOON
 if holder and last and string.sub(last, 18) == holder then look = Look.NONE end
 if ticket == '' then return {Outcome.BUSY, 0, left, now, look} end
 local most, ends_in = ARGV[6], left

@@ -6,10 +6,11 @@
 -- A message to an inbox is 'id fence time ms', and more after a grant; in place of the fence it may
 -- have 0 (you are next: look in ms), ASK_AGAIN or CONTENDED.
 -- include: publish
-local GRANTED, RESERVED, FREE = 1, 2, 3
+local GRANTED, RESERVED, FREE, LATER = 1, 2, 3, 4
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 until 2255
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6) -- as text: 16 digits until 2286
+-- include: later_layout
 
 -- P8: a hybrid clock. Returns, as text, a fence above every earlier one, even if the stored fence
 -- was lost. Of a range the first fence is returned and the last one is stored.
@@ -37,16 +38,19 @@ local function heads() return redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') en
 
 -- Give NAME to the first living ticket ahead of `mine`; `first` is what heads() returned.
 -- GRANTED: it has a holder now. RESERVED: the next waiter polls and is alive; NAME is its to take.
+-- LATER: the next waiter is alive, and its ticket has a later layout: NAME is its to take.
+-- RESERVED also after MAX_DEAD dead tickets: the next request drops more.
 -- FREE: no ticket is ahead of `mine`.
 -- The ticket goes first: ZREM is allowed when the server is out of memory, and after one write of a
 -- script the server allows the others. PUBLISH comes before SET: without a listener the waiter is
 -- gone. The one after it gets a note of how long the new holder has the lock: it looks then, if
 -- nothing wakes it before.
 local function settle(mine, first)
-  while true do
+  for _ = 1, MAX_DEAD do
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE end
     local inbox, id, ms, _, token = string.match(ticket, 'TICKET')
+    if not inbox and lives(ticket) then return LATER end
     if not inbox or inbox == '' then
       local alive = redis.call('ZSCORE', POLLS, ticket)
       if alive and tonumber(alive) * 1000 > now then return RESERVED end
@@ -75,4 +79,5 @@ local function settle(mine, first)
     end
     first = heads()
   end
+  return RESERVED
 end

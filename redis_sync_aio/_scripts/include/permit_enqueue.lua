@@ -8,7 +8,8 @@ if ARGV[8] and ticket ~= '' then
 -- include: queue_limit
 end
 if turn == RESERVED and not more then look = Look.SOON
-elseif turn == FULL and used < limit then look = Look.IN_TIME end
+elseif turn == FULL and used < limit then look = Look.IN_TIME
+elseif turn == LATER then look = Look.LATER end
 if turn == RESERVED and more and (ms < 0 or more < ms) then ms = math.max(1, math.ceil(more)) end
 if ticket == '' then return {Outcome.BUSY, 0, ms, now, look} end
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]

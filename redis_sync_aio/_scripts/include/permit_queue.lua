@@ -3,7 +3,8 @@
 -- Tickets and messages are those of locks: see lock_queue. The grant to a writer ends with the
 -- fence of the writer before it.
 -- include: permit_queries
-local RESERVED, FULL, FREE = 1, 2, 3
+-- include: later_layout
+local RESERVED, FULL, FREE, LATER = 1, 2, 3, 4
 local moved -- since the last one lined up there may be room, or another first one
 
 -- Send a message to an inbox: a fence, 0 (look in ms), ASK_AGAIN or CONTENDED. Returns whether
@@ -15,17 +16,23 @@ end
 -- Grant free permits to waiting tickets ahead of `mine`, in order. Returns
 -- FREE      when no ticket is ahead any more, and `mine` if that is now the first;
 -- FULL      when the first ticket does not fit, and is alive;
+-- LATER     when the first ticket has a later layout, and is alive;
 -- RESERVED  when the first ticket is polled for, and is alive; and for how many more milliseconds.
+--           Also after MAX_DEAD dead tickets: the next request drops more.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one gets a note when to look,
 -- as for the lock. An open gate grants to all, whether they listen or poll.
 local function settle(mine)
+  local dead = 0
   while limit > 0 do
+    if dead == MAX_DEAD then return RESERVED end
+    local before = used
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE, ticket end
     local inbox, id, ms, weight, token = string.match(ticket, 'TICKET')
     weight = tonumber(weight)
     if not inbox then
+      if lives(ticket) then return LATER end
       leave(ticket)
     elseif weight > limit or (permit(token) or 0) > 0 then
       -- Too heavy since the limit was lowered; or an identity that holds already. Its owner asks
@@ -73,6 +80,7 @@ local function settle(mine)
       end
     end
     moved = true
+    if used == before then dead = dead + 1 end
   end
   if limit == PAUSED_LIMIT then
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')

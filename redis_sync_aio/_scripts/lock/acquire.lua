@@ -5,8 +5,7 @@
 -- REPLY  the fence if GRANTED for the whole ttl (to a sharing process the first of FENCE_RANGE), or
 --        {Outcome, n, ms left (-1 = forever, -2 = not held), server time in us, Look}:
 --        BUSY; QUEUED (n = 1: new); OWN (n: its fence); SPENT; QUEUE_FULL (n: tickets in the queue)
--- REPLAY A token that holds the lock gets OWN, and a queued ticket keeps its place: nothing
---        changes. A copy that arrives after the release finds the token in FENCE: SPENT.
+-- REPLAY A holder gets OWN, a queued ticket keeps its place, and a copy after the release is SPENT.
 -- COST   O(log waiters), and as much for each dead waiter it drops
 -- include: lock_keys
 local token, ttl, ticket, poll_ms, former = ARGV[1], ARGV[2], ARGV[3], ARGV[4] + 0, ARGV[7]
@@ -27,7 +26,8 @@ if holder == token then
 end
 -- include: ticket_return
 if not holder then
-  if settle(ticket, heads()) == FREE then
+  settled = settle(ticket, heads())
+  if settled == FREE then
     if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end
     if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
     local fence = next_fence(token, ttl)
@@ -35,6 +35,6 @@ if not holder then
     if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then notify_contended(token) end
     return tonumber(fence)
   end
-  settled, holder, last = true, redis.call('GET', NAME), redis.call('GET', FENCE)
+  holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
 end
 -- include: lock_enqueue
