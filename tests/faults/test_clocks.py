@@ -279,7 +279,7 @@ async def test_p8_fences_of_a_redlock_with_a_server_an_hour_ahead(clock: FakeClo
 # -- jobs by clocks that differ ------------------------------------------------------------------------------
 
 
-PROCESSES, DAYS, DAY = 10, 8, 86_400
+PROCESSES, DAYS, DAY = 20, 8, 86_400
 CRASHES = ("2001-02-04", "2001-02-06")
 """The slots whose first run is killed."""
 
@@ -313,7 +313,7 @@ async def run_nightly(sync: Coordinator, directory: str, on_crash: OnCrash, ahea
 async def test_p1_d14_each_slot_runs_once_by_clocks_that_differ(
     shared: EmbeddedServer, tmp_path: Path, on_crash: OnCrash
 ) -> None:
-    """Ten processes, by clocks up to 18 hours ahead or late; but for two slots whose first run is killed."""
+    """Twenty processes, by clocks up to 18 hours ahead or late; but for two slots whose first run is killed."""
     children: list[Child] = []
     try:
         async with shared.client() as redis:

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, CommandRefused, Coordinator, LeaseLost, Unreachable, wait_until
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReentrantLock,
+    AsyncSemaphore,
+    CommandRefused,
+    Coordinator,
+    LeaseLost,
+    Unreachable,
+    wait_until,
+)
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import Push
 
-from ..support.inside import Connection, now, permit_keys
-from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, SWALLOW_REPLY, anything, arg
+from ..conftest import MakeClient
+from ..support.body import FAST, waits
+from ..support.factories import WATCHED_LOCK, Client
+from ..support.inside import Connection, Link, hub_of, load, now, permit_keys
+from ..support.proxy import (
+    CUT_AFTER,
+    CUT_BEFORE,
+    DROP,
+    ERROR,
+    HOLD,
+    HOLD_REPLY,
+    PASS,
+    SWALLOW_REPLY,
+    FaultProxy,
+    anything,
+    arg,
+    command,
+    script,
+)
+from ..support.views import tokens
 from ..support.wire_sweep import ANSWERS
 from ..support.wired import (
     ACQUIRE,
@@ -402,3 +433,164 @@ async def test_p12_a_request_before_the_script_is_known_leaves_no_tombstone(serv
         await asyncio.gather(*map(pair, crowd))
         permits = permit_keys(b"newcomers", "sem").all[0]
         assert await client.zrange(permits, 0, -1) == []
+
+
+# -- P1, P3, P12, FAULTS C6, C7: one connection takes another one's place.
+
+
+async def reconnected(w: Wired) -> None:
+    opened = w.sync.connections
+    await w.proxy.cut()
+    await wait_until(lambda: w.sync.connections > opened, SOON, timeout=15)
+
+
+@pytest.mark.parametrize("lives", [False, True, "elsewhere", "longer"])
+async def test_only_our_own_old_connection_is_killed(
+    server: EmbeddedServer, make_client: MakeClient, lives: bool | str
+) -> None:
+    """After a restart its id is somebody else's; after a failover, too. Who hears all channels is not taken for it."""
+    async with wired(server) as w:
+        monitor = make_client().pubsub()
+        await monitor.psubscribe("*")
+        stranger = make_client(single_connection_client=True)
+        await stranger.initialize()
+        link = hub_of(w.sync).link
+        assert isinstance(link, Link)
+        lease = await w.lock().acquire()
+        if lives:
+            inbox = make_client(client_name="old").pubsub()
+            await inbox.subscribe(link._handshake.inbox)  # stands for the old connection
+            await inbox.get_message(timeout=5)
+            (known,) = [int(one["id"]) for one in await w.direct.client_list() if one["name"] == "old"]
+        else:
+            known = await stranger.client_id()
+        newest = link._handshake._newest
+        assert newest is not None
+        link._handshake._newest = ("elsewhere", 1) if lives == "elsewhere" else newest[0], known
+        if lives == "longer":  # the first connection that would kill it is cut before
+            w.proxy.on("PUBSUB", CUT_BEFORE)
+        await reconnected(w)
+        assert link.alone is (lives != "elsewhere")
+
+        async def gone() -> bool:
+            return known not in [int(one["id"]) for one in await w.direct.client_list()]
+
+        assert await gone() is (lives in (True, "longer"))
+        await w.check_held(lease)
+        await lease.release()
+        await monitor.aclose()  # type: ignore[no-untyped-call]
+
+
+async def test_p1_p6_by_watch_the_time_of_a_talk_is_its_own(server: EmbeddedServer) -> None:
+    """A conflict's pause that outlasts its connection does not touch what was begun again on the next one."""
+    async with wired(server, kind=WATCHED_LOCK) as w:
+        fence = w.kind.keys(w.name).all[2]
+        for _ in range(12):
+            await (await w.lock(ttl=5).acquire()).release()
+            acquiring = asyncio.create_task(w.lock(ttl=5, auto_renew=False).acquire())
+            for _ in range(8):  # until the pause is at its longest
+                rule = w.proxy.on(command("EXEC"), HOLD, times=1)
+                await rule.fired.wait()
+                await w.direct.set(fence, await w.direct.get(fence) or b"")
+                rule.release.set()
+            await asyncio.sleep(0.001)
+            await w.proxy.cut()
+            slow = w.proxy.on(command("EXEC"), HOLD_REPLY, skip=1, times=1)  # the first: a proof
+            await slow.fired.wait()
+            await asyncio.sleep(0.03)
+            slow.release.set()
+            lease = await acquiring
+            left = await w.direct.pttl(w.name) / 1000
+            assert lease.remaining() <= left + 0.001
+            await lease.release()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")
+async def test_p12_eager_tasks(make_client: MakeClient) -> None:
+    """A connection that fails immediately, in an eager task, is tried again."""
+    client = make_client()
+    pool: Client = client.connection_pool
+    make = pool.make_connection
+    loop = asyncio.get_running_loop()
+
+    def failing() -> None:
+        pool.make_connection = make
+        raise RuntimeError("no credentials yet")
+
+    async with Coordinator(client, retry_for=5) as sync:
+        hub_of(sync).check()
+        pool.make_connection = failing
+        loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+        try:
+            async with asyncio.timeout(5), AsyncLock(sync, "eager"):
+                pass
+        finally:
+            loop.set_task_factory(None)
+
+
+# -- P4, P5: the connection is lost with a request in flight, and the next one is refused: the waiters po
+
+
+FALL = "{fall}:1"
+LOCKS: dict[str, Callable[[Coordinator], AsyncLock | AsyncReentrantLock | AsyncMultiLock]] = {
+    "lock": lambda sync: AsyncLock(sync, FALL),
+    "reentrant": lambda sync: AsyncReentrantLock(sync, FALL),
+    "multi": lambda sync: AsyncMultiLock(sync, [FALL, "{fall}:2"]),
+    "multi of several slots": lambda sync: AsyncMultiLock(sync, [FALL, "other"]),
+}
+
+
+@pytest_asyncio.fixture
+async def proxy(server: EmbeddedServer, redis: Redis) -> AsyncIterator[FaultProxy]:
+    assert server.port is not None
+    async with FaultProxy((server.host, server.port)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def sync(proxy: FaultProxy) -> AsyncIterator[Coordinator]:
+    async with (
+        Redis(host=proxy.host, port=proxy.port) as client,
+        Coordinator(client, response_timeout=1) as coordinator,
+    ):
+        yield coordinator
+
+
+def no_more_pushes(proxy: FaultProxy) -> None:
+    proxy.on("SUBSCRIBE", ERROR("NOPERM this user has no permissions to run the 'subscribe' command"), times=None)
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+@pytest.mark.parametrize("timeout", [0, 5])
+async def test_p4_granted_and_the_answer_lost(proxy: FaultProxy, sync: Coordinator, kind: str, timeout: float) -> None:
+    lock = LOCKS[kind](sync)
+    await (await lock.acquire()).release()
+    for name in ("lock/acquire", "lock/acquire_all"):
+        proxy.on(script(load(name).sha), CUT_AFTER)
+    no_more_pushes(proxy)
+    lease = await lock.acquire(timeout=timeout)
+    lease.check()
+    await lease.release()
+    assert not await lock.locked()
+
+
+async def test_p2_queued_and_the_connection_lost(proxy: FaultProxy, sync: Coordinator, redis: Redis) -> None:
+    """The ticket of the lost connection does not stay behind."""
+    lock = AsyncLock(sync, FALL)
+    async with Coordinator(redis) as other:
+        rival = AsyncLock(other, FALL)
+        holder = await rival.acquire()
+        waiting = asyncio.create_task(lock.acquire(timeout=10))
+        await wait_until(waits(rival), FAST, timeout=15)
+        (before,) = tokens((await rival.statistics()).waiters)
+        no_more_pushes(proxy)
+        await proxy.cut()
+
+        async def queued_anew() -> bool:
+            waiters = tokens((await rival.statistics()).waiters)
+            return len(waiters) == 1 and waiters[0] != before
+
+        await wait_until(queued_anew, FAST, timeout=15)
+        await holder.release()
+        await (await waiting).release()
+        assert not await rival.locked()

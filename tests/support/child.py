@@ -397,18 +397,8 @@ class Worker:
         """Tell the time of the wall clock."""
         return {"wall": time.time()}
 
-    async def do_lost(self, slot: str) -> dict[str, object]:
-        """Wait until the lease is lost."""
-        await self.leases[slot].wait_lost()
-        return {}
-
-    async def do_block(self, slot: str, seconds: str) -> dict[str, object]:
-        """Block the event loop; say whether the lease was known to be lost before anything else ran."""
-        time.sleep(float(seconds))  # noqa: ASYNC251
-        return {"lost": self.leases[slot].lost}
-
     async def do_stop(self, slot: str) -> dict[str, object]:
-        """Stop ourselves in the middle of a turn; as `do_block` when we continue."""
+        """Stop ourselves in the middle of a turn; say whether the lease was known to be lost right then."""
         os.kill(os.getpid(), signal.SIGSTOP)
         return {"lost": self.leases[slot].lost}
 
