@@ -63,7 +63,7 @@ async def lost_when_cut(lock: AsyncLock, network: Network, server: EmbeddedServe
 
     lease, error = await lost_in(lock.acquire(), body)
     assert isinstance(error, LeaseLost)
-    assert ends - 0.1 < now() < cut_at + ttl + 2
+    assert ends - 0.1 < now() < cut_at + ttl + 15
     return lease
 
 
@@ -73,17 +73,17 @@ async def out_of_reach(lock: AsyncLock) -> None:
         begun = now()
         with pytest.raises((Unreachable, AcquireTimeout)):
             await lock.acquire(timeout=1)
-        assert now() - begun < 3
+        assert now() - begun < 15
 
 
 async def cut_link(network: Network) -> None:
     server = network.server()
     async with Redis(host=network.address(server), port=PORT) as client, Coordinator(client, **QUICKLY) as sync:
-        lease = await lost_when_cut(AsyncLock(sync, NAME, ttl=2), network, server, 2)
-        await out_of_reach(AsyncLock(sync, NAME, ttl=2))
-        waiting = asyncio.create_task(AsyncLock(sync, NAME, ttl=2).acquire())
+        lease = await lost_when_cut(AsyncLock(sync, NAME, ttl=3), network, server, 3)
+        await out_of_reach(AsyncLock(sync, NAME, ttl=3))
+        waiting = asyncio.create_task(AsyncLock(sync, NAME, ttl=3).acquire())
         network.heal(server)
-        again = await asyncio.wait_for(waiting, 15)
+        again = await asyncio.wait_for(waiting, 30)
         assert again.fence > lease.fence
         await again.release()
 
@@ -98,16 +98,16 @@ async def cut_shard(network: Network) -> None:
     async with (
         RedisCluster(host=network.address(servers[1]), port=PORT) as client,
         Coordinator(client, **QUICKLY) as sync,
-        AsyncLock(sync, last, ttl=1) as held,
+        AsyncLock(sync, last, ttl=3) as held,
     ):
-        lease = await lost_when_cut(AsyncLock(sync, first, ttl=3), network, servers[0], 3)
+        lease = await lost_when_cut(AsyncLock(sync, first, ttl=6), network, servers[0], 6)
         await out_of_reach(AsyncLock(sync, first, ttl=3))
         held.check()  # it was renewed several times
-        async with AsyncLock(sync, other).acquire(timeout=2):
+        async with AsyncLock(sync, other).acquire(timeout=15):
             pass
         waiting = asyncio.create_task(AsyncLock(sync, first, ttl=3).acquire())
         network.heal(servers[0])
-        again = await asyncio.wait_for(waiting, 15)
+        again = await asyncio.wait_for(waiting, 30)
         assert again.fence > lease.fence
         await again.release()
 
@@ -118,14 +118,14 @@ async def cut_redlock(network: Network) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Redis(host=network.address(it), port=PORT)) for it in servers]
         syncs = [await stack.enter_async_context(Coordinator(client, **QUICKLY)) for client in clients]
-        lock = AsyncRedlock(syncs, NAME, ttl=2)
+        lock = AsyncRedlock(syncs, NAME, ttl=3)
         fences = []
         async with lock as lease:
             fences.append(lease.fence)
             network.cut(servers[0])
-            await wait_until(lambda: lease.held_on == 2, FAST, timeout=10)
+            await wait_until(lambda: lease.held_on == 2, FAST, timeout=30)
             lease.check()
-        async with lock.acquire(timeout=5) as lease:
+        async with lock.acquire(timeout=15) as lease:
             assert lease.held_on == 2
             fences.append(lease.fence)
 
@@ -135,9 +135,9 @@ async def cut_redlock(network: Network) -> None:
             await for_ever()
 
         begun = now()
-        _, error = await lost_in(lock.acquire(timeout=5), body)
+        _, error = await lost_in(lock.acquire(timeout=15), body)
         assert "2 have to" in str(error)
-        assert now() - begun < 5
+        assert now() - begun < 20
         with pytest.raises(Unreachable):
             await lock.try_acquire()
         network.heal(servers[0])

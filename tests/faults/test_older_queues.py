@@ -115,6 +115,7 @@ def by_identity(lock: Exclusive, number: int) -> Any:
     return lock.acquire(identity=f"somebody {number}")
 
 
+@pytest.mark.ci
 async def test_p3_a_snapshot() -> None:
     """A server restarts from a snapshot: tickets that were served since then keep nobody out.
 

@@ -33,6 +33,7 @@ from redis_sync_aio.jobs import OnCrash
 from redis_sync_aio.testing import steal
 
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
+from ..support.pairwise import first_of
 from ..support.proxy import CUT_AFTER, ERROR, HOLD, PASS, Rule, anything
 from ..support.wire_sweep import WIRE, Arm, Case, Operation, failures, sweep
 from ..support.wired import MARK, MODES, RETRY_FOR, SOON, Wired, wired
@@ -205,7 +206,7 @@ async def test_a_mark_whose_answer_is_lost(server: EmbeddedServer, operation: Op
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("loss", [pytest.param("none", marks=pytest.mark.ci), "found by a repetition", "noticed"])
+@pytest.mark.parametrize("loss", first_of("noticed", "none", "found by a repetition"))
 async def test_a_mark_that_is_never_answered(server: EmbeddedServer, loss: str) -> None:
     """What is not known is said to be not known, also when the lease was lost after that.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -18,7 +18,6 @@ from redis_sync_aio.types import BaseLease
 from ..support.body import for_ever, lost_in
 from ..support.factories import KINDS, WATCHED, Kind
 from ..support.inside import cohort_of, hub_of, now
-from ..support.partitions import Partition, heal, modes, part, partitions
 from ..support.proxy import (
     CUT_AFTER,
     DELAY,
@@ -34,6 +33,23 @@ from ..support.proxy import (
 from ..support.sharing import process_grant_of
 from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, timed, wired
 from ..support.wired import quiet_loop as quiet_loop
+
+modes = pytest.mark.parametrize("mode", ["link", "plain"])
+Partition = Literal["refused", "black hole"]
+partitions = pytest.mark.parametrize("kind", ["refused", "black hole"])
+
+
+async def part(w: Wired, kind: Partition) -> None:
+    if kind == "black hole":
+        w.proxy.black_hole = True
+    else:
+        w.proxy.refuse = True
+        await w.proxy.cut()
+
+
+def heal(w: Wired) -> None:
+    w.proxy.black_hole = w.proxy.refuse = False
+
 
 # -- deadlines ---------------------------------------------------------------------------------------------
 
