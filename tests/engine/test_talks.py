@@ -238,30 +238,6 @@ def test_two_thousand_that_are_over_and_no_memory(client: Any, waits: bool) -> N
     assert everything(client) == before
 
 
-@pytest.mark.parametrize("undone", [1, 5])
-def test_what_was_undone_does_not_tell_when_to_look(client: Any, undone: int) -> None:
-    """As the scripts: a tombstone frees nothing. By a talk as it is written, and as it is read."""
-    for number in range(undone):
-        conduct(client, converse(said(SEM, "permits/release", b"undone%d" % number, b"", b"1")))
-    words = (b"", 0, 1, 1)
-    conduct(client, converse(said(SEM, "permits/acquire", b"a", 3_600_000, *words)))
-    lefts = [conduct(client, converse(said(SEM, "permits/acquire", b"b", TTL, *words)))[2]]
-    lefts.append(run(client, SEM, "permits/acquire", b"b", TTL, *words)[2])
-    assert all(left > 3_000_000 for left in lefts), lefts
-
-
-def test_a_long_queue_of_the_dead(client: Any) -> None:
-    """P2: also those are dropped that were not looked at first."""
-    prepare(client, LOCK)
-    for number in range(100):
-        token = b"d%d" % number
-        dead = ticket(LOCK, token, b"rsa:nobody", number)
-        run(client, *ask(LOCK, token)[:2], *ask(LOCK, token, dead)[2])
-    assert conduct(client, converse(said(LOCK, "lock/release", b"a", b"", b"0"))) == 1
-    assert client.zcard(LOCK.queue) == 0
-    assert client.get(LOCK.name) is None
-
-
 @pytest.mark.parametrize("keys", [LOCK, SEM], ids=["lock", "semaphore"])
 def test_out_of_memory(client: Any, keys: Keys) -> None:
     """D10: nothing is granted; a lock is renewed and released all the same, and its first waiter is told to look."""
@@ -319,21 +295,6 @@ def test_a_holder_that_shares_is_notified_of_a_waiter(client: Any, keys: Keys, d
         assert (code, more > 0, waiting) == (1, True, 1)
 
 
-def test_a_holder_that_shares_is_notified_although_others_end_first(client: Any) -> None:
-    """Not only those are told that a decision needs to know when to look again; and not for what was undone."""
-    for token in (b"first", b"second", SHARER):
-        run(client, SEM, "permits/acquire", token, TTL, b"", 0, 1, 3)
-    run(client, SEM, "permits/release", b"host:1:cd:8~", b"", b"1")
-    with client.pubsub() as pubsub:
-        pubsub.subscribe(SHARED, b"rsa:cd")
-        assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
-        words = (b"b", TTL, ticket(SEM, b"b"), 0, 1, 3)
-        assert conduct(client, converse(said(SEM, "permits/acquire", *words)))[0] == Outcome.QUEUED
-        client.publish(SHARED, "the end")
-        assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
-        assert pubsub.get_message(timeout=5)["data"] == b"the end"
-
-
 def heard(client: Any, call: Call) -> list[bytes]:
     """Carry out a talk and return the commands of it that read."""
     found: list[bytes] = []
@@ -383,3 +344,18 @@ def test_the_first_holders_that_share_are_notified_whatever_has_expired(client: 
 def _call(asked: tuple[Keys, str, tuple[Argument, ...]]) -> Any:
     keys, script, arguments = asked
     return (keys, script, *arguments)
+
+
+def test_a_holder_that_shares_is_notified_although_others_end_first(client: Any) -> None:
+    """Not only those are told that a decision needs to know when to look again; and not for what was undone."""
+    for token in (b"first", b"second", SHARER):
+        run(client, SEM, "permits/acquire", token, TTL, b"", 0, 1, 3)
+    run(client, SEM, "permits/release", b"host:1:cd:8~", b"", b"1")
+    with client.pubsub() as pubsub:
+        pubsub.subscribe(SHARED, b"rsa:cd")
+        assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
+        words = (b"b", TTL, ticket(SEM, b"b"), 0, 1, 3)
+        assert conduct(client, converse(said(SEM, "permits/acquire", *words)))[0] == Outcome.QUEUED
+        client.publish(SHARED, "the end")
+        assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
+        assert pubsub.get_message(timeout=5)["data"] == b"the end"

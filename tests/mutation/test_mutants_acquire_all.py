@@ -66,7 +66,7 @@ async def noticed(redis: Redis) -> bool:
 
 async def test_the_script_passes_every_check(redis: Redis) -> None:
     assert not await noticed(redis)
-    assert len(checks()) >= 12
+    assert len(checks()) >= 10
 
 
 @pytest.mark.ci

@@ -1,7 +1,7 @@
 """Mutants of the permit scripts: each takes one decision out of them, and at least one check has to notice.
 
-The checks are the tests of `tests/scripts/test_permit_*.py`, run against scripts in which some text was
-replaced. The unmutated scripts pass all of them.
+The checks are the tests of `tests/scripts/test_permit_*.py`, and then random histories, run against scripts in which
+some text was replaced. The unmutated scripts pass all of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import pytest
 
 from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
-from ..scripts import test_permit_scripts_edges as edges
-from ..scripts import test_permit_sharing as sharing
 from ..scripts import test_permit_short_ways as short_ways
-from ..scripts import test_writer_scripts as writers
+from ..simulation import test_permit_histories as histories
+from ..support.histories import notice, private_server
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
 SCRIPTS = (
@@ -396,16 +395,22 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, sharing, edges, writers, short_ways)
+CHECKS = checks(suite, short_ways)
 
 
 @pytest.mark.ci
 async def test_the_scripts_pass_every_check(redis: Client) -> None:
     assert await failing(redis, CHECKS) is None
-    assert len(CHECKS) >= 60
+    assert len(CHECKS) >= 40
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Client, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    await is_caught(redis, monkeypatch, mutant, SCRIPTS, tools, CHECKS)
+    await is_caught(redis, monkeypatch, mutant, SCRIPTS, tools, CHECKS, noticed_by_histories)
+
+
+def noticed_by_histories(mutant: Mutant) -> bool:
+    with private_server() as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(histories.History, "scripts", histories.loaded(client, mutant.load), raising=False)
+        return notice(histories.History, histories.Crowded, histories.ReadersAndWriters, histories.Paused)

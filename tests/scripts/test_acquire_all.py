@@ -136,14 +136,6 @@ async def test_p2_a_dead_waiter_is_skipped(redis: Client) -> None:
     assert not await redis.exists(LOCKS[0].queue)
 
 
-async def test_p8_each_fence_rises_by_itself(redis: Client) -> None:
-    future = 1 << 52
-    await redis.set(LOCKS[1].fence, b"%d x" % future)
-    answers = await acquire_all(redis)
-    assert answers[1] == future + 1
-    assert max(answers[0], answers[2]) < future
-
-
 async def test_without_a_ttl_they_last_forever(redis: Client) -> None:
     await acquire_all(redis, ttl=0)
     assert [await redis.pttl(keys.name) for keys in LOCKS] == [-1] * 3
@@ -157,12 +149,6 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, which: in
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         await acquire_all(redis)
     assert await redis.exists(*(keys.name for keys in LOCKS)) == (part == "name")
-
-
-async def test_every_key_has_a_ttl(redis: Client) -> None:
-    await acquire_all(redis)
-    for key in await redis.keys():
-        assert await redis.pttl(key) > 0, key
 
 
 def test_only_locks_of_one_hash_slot_are_joined() -> None:

@@ -1,4 +1,4 @@
-"""The scripts of the lock, one by one, on a real server; each is run twice (P4)."""
+"""The scripts of locks on a real server: examples, and what random histories (tests/simulation) do not show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from ..support.inside import POLLERS_TICKET, ticket_member
+from ..support.inside import FENCE_RANGE, POLLERS_TICKET, ticket_member
 from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
+from .permits import inbox
 
 
 async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Client) -> None:
@@ -20,73 +21,12 @@ async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Clien
     assert 0 < await redis.pttl(KEYS.name) <= TTL
 
 
-async def test_p4_acquiring_twice_answers_the_same_and_changes_nothing(redis: Client) -> None:
-    fence = await acquire(redis, b"a")
-    await redis.pexpire(KEYS.name, 5000)
-    code, again, left, _, _ = await acquire(redis, b"a")
-    assert (code, again) == (3, fence)
-    assert 0 < left <= 5000
-    assert int((await redis.get(KEYS.fence)).split()[0]) == fence
-
-
-async def test_p4_queueing_twice_keeps_the_place(redis: Client) -> None:
-    await acquire(redis, b"a")
-    for token in (b"b", b"c", b"b"):
-        assert (await acquire(redis, token, polled(token), 5000))[0] == 2
-    assert await redis.zrange(KEYS.queue, 0, -1) == [polled(b"b"), polled(b"c")]
-
-
 async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Client) -> None:
     await acquire(redis, b"a")
     assert await run(redis, "lock/release", b"a", b"") == 1
     for _ in range(2):
         assert (await acquire(redis, b"a"))[0] == 4
     assert await holder(redis) is None
-
-
-async def test_p4_releasing_twice_changes_nothing_more(redis: Client) -> None:
-    await acquire(redis, b"a")
-    assert await run(redis, "lock/release", b"a", b"") == 1
-    assert await run(redis, "lock/release", b"a", b"") == 0
-    await acquire(redis, b"b")
-    assert await run(redis, "lock/release", b"a", b"") == 2
-    assert await holder(redis) == b"b"
-
-
-async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Client) -> None:
-    await acquire(redis, b"a")
-    for _ in range(2):
-        assert (await run(redis, "lock/renew", b"a", 5000))[0] == 1
-        assert 0 < await redis.pttl(KEYS.name) <= 5000
-    assert (await run(redis, "lock/renew", b"b", 5000))[0] == 2
-    await redis.delete(KEYS.name)
-    assert (await run(redis, "lock/renew", b"a", 5000))[0] == 0
-    assert await holder(redis) is None
-
-
-async def test_an_identity_may_acquire_again_after_its_release(redis: Client) -> None:
-    first = await acquire(redis, b"w", identity=True)
-    assert (await acquire(redis, b"w", identity=True))[:2] == [3, first]
-    await run(redis, "lock/release", b"w", b"")
-    assert await acquire(redis, b"w", identity=True) > first
-
-
-async def test_p8_fences_rise_although_the_clock_went_back(redis: Client) -> None:
-    future = 1 << 52
-    await redis.set(KEYS.fence, b"%d x" % future)
-    fences = []
-    for token in (b"a", b"b", b"c"):
-        fences.append(await acquire(redis, token))
-        await run(redis, "lock/release", token, b"")
-    assert fences == [future + 1, future + 2, future + 3]
-
-
-async def test_p8_fences_rise_although_the_counter_was_lost(redis: Client) -> None:
-    fences = []
-    for token in (b"a", b"b", b"c"):
-        fences.append(await acquire(redis, token))
-        await redis.flushall()
-    assert fences == sorted(set(fences))
 
 
 async def test_p2_a_ticket_that_was_passed_over_has_its_place_again(redis: Client) -> None:
@@ -131,63 +71,6 @@ async def test_p2_a_polling_waiter_that_stopped_polling_is_skipped(redis: Client
     await run(redis, "lock/release", b"a", b"")
     assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
     assert await redis.exists(KEYS.queue, KEYS.polls) == 0
-
-
-async def test_p2_a_release_skips_waiters_whose_inbox_nobody_hears(redis: Client) -> None:
-    async with redis.pubsub() as pubsub:
-        await pubsub.subscribe("rsa:alive")
-        assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
-        await acquire(redis, b"a")
-        for number, (inbox, token) in enumerate(((b"rsa:dead", b"x"), (b"rsa:alive", b"y"), (b"rsa:dead", b"z"))):
-            await acquire(redis, token, ticket_member(inbox, number, 20_000, token))
-        assert await run(redis, "lock/release", b"a", b"") == 1
-        assert await holder(redis) == b"y"
-        assert 0 < await redis.pttl(KEYS.name) <= 20_000, "the claim, not the whole ttl"
-        message = await pubsub.get_message(timeout=5)
-        number, fence, _, duration, *behind = message["data"].split()
-        assert (number, duration, behind) == (b"1", b"20000", [b"0", b"20000"]), "somebody else waits behind"
-        assert int(fence) == int((await redis.get(KEYS.fence)).split()[0])
-
-
-@pytest.mark.parametrize("same", [True, False], ids=["same inbox", "another inbox"])
-async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(redis: Client, same: bool) -> None:
-    async with redis.pubsub() as pubsub:
-        await pubsub.subscribe("rsa:alive", "rsa:other")
-        for _ in range(2):
-            await pubsub.get_message(timeout=5)
-        await acquire(redis, b"a")
-        await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b"))
-        await acquire(redis, b"c", ticket_member(b"rsa:alive" if same else b"rsa:other", 2, 700, b"c"))
-        await run(redis, "lock/release", b"a", b"")
-        grant = (await pubsub.get_message(timeout=5))["data"].split()
-        assert (grant[0], grant[3], grant[4:]) == (b"1", b"20000", [b"2" if same else b"0", b"20000"])
-        if not same:  # a message of its own
-            message = await pubsub.get_message(timeout=5)
-            note = message["data"].split()
-            assert (message["channel"], note[0], note[1], note[3]) == (b"rsa:other", b"2", b"0", b"20000")
-
-
-async def test_withdrawing_a_ticket_leaves_the_holder_alone_and_is_idempotent(redis: Client) -> None:
-    await acquire(redis, b"a")
-    await acquire(redis, b"b", polled(b"b"), 60_000)
-    for _ in range(2):
-        assert await run(redis, "lock/release", b"b", polled(b"b")) == 2
-        assert await redis.exists(KEYS.queue, KEYS.polls) == 0
-    assert await holder(redis) == b"a"
-
-
-async def test_force_takes_it_from_anybody_and_the_next_waiter_is_served(redis: Client) -> None:
-    assert await run(redis, "lock/force_release") == 0
-    await redis.set(KEYS.name, "foreign")
-    assert await run(redis, "lock/force_release") == 1
-    assert await holder(redis) is None
-
-
-async def test_every_key_has_a_ttl(redis: Client) -> None:
-    await acquire(redis, b"a")
-    await acquire(redis, b"b", polled(b"b"), 60_000)
-    for key in KEYS.all:
-        assert await redis.pttl(key) > 0, key
 
 
 async def test_a_foreign_holder_is_told_apart(redis: Client) -> None:
@@ -257,6 +140,36 @@ def test_every_script_has_a_header_and_fits_a_screen() -> None:
                 assert part in text, (path.name, part)
 
 
+# -- left free for clients that poll -------------------------------------------------------------------------
+
+OPEN = POLLERS_TICKET
+
+
+async def busy(redis: Client, since_ms: int) -> None:
+    """The lock is held by ``a``, waited for, and handed over without a break since so many milliseconds ago."""
+    await redis.flushdb()
+    await acquire(redis, b"a")
+    await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b"))
+    seconds, micros = await redis.time()
+    await redis.zadd(KEYS.polls, {OPEN: seconds * 1000 + micros // 1000 - since_ms})
+
+
+async def test_a_foreign_key_in_place_of_polls_does_not_keep_a_lock(redis: Client) -> None:
+    await busy(redis, 5000)
+    await redis.set(KEYS.polls, "foreign")
+    assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
+    assert (await holder(redis), await redis.get(KEYS.polls)) == (None, b"foreign")
+
+
+async def test_p4_acquiring_twice_answers_the_same_and_changes_nothing(redis: Client) -> None:
+    fence = await acquire(redis, b"a")
+    await redis.pexpire(KEYS.name, 5000)
+    code, again, left, _, _ = await acquire(redis, b"a")
+    assert (code, again) == (3, fence)
+    assert 0 < left <= 5000
+    assert int((await redis.get(KEYS.fence)).split()[0]) == fence
+
+
 async def test_p8_a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_caught_up(redis: Client) -> None:
     """The clock went back by two hours; when it goes ahead again the fence must not be gone. Renewals keep it, too."""
     hour = 3_600_000
@@ -287,58 +200,6 @@ async def test_p3_a_shorter_lease_is_told_to_the_first_waiter_that_listens(redis
         assert told[2] == [b"the", b"end"]
 
 
-async def test_the_answer_says_whether_a_ticket_is_new_in_the_queue(redis: Client) -> None:
-    """So a waiter learns that the queue was lost."""
-    await acquire(redis, b"a")
-    assert [(await acquire(redis, b"b", polled(b"b"), 60_000))[:2] for _ in range(2)] == [[2, 1], [2, 0]]
-    await redis.delete(KEYS.queue)
-    assert (await acquire(redis, b"b", polled(b"b"), 60_000))[:2] == [2, 1]
-
-
-# -- left free for clients that poll -------------------------------------------------------------------------
-
-OPEN = POLLERS_TICKET
-
-
-async def busy(redis: Client, since_ms: int) -> None:
-    """The lock is held by ``a``, waited for, and handed over without a break since so many milliseconds ago."""
-    await redis.flushdb()
-    await acquire(redis, b"a")
-    await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b"))
-    seconds, micros = await redis.time()
-    await redis.zadd(KEYS.polls, {OPEN: seconds * 1000 + micros // 1000 - since_ms})
-
-
-async def test_a_busy_lock_is_left_free_once_in_the_inbox_of_the_first(redis: Client) -> None:
-    """It is reserved for clients without a ticket; the first waiter hears for how long, and has it then."""
-    async with redis.pubsub() as pubsub:
-        await pubsub.subscribe("rsa:alive")
-        await pubsub.get_message(timeout=5)
-        for gap, since, left_free in ((0, 5000, False), (150, 1000, False), (150, 1500, True)):
-            await busy(redis, since)
-            assert await run(redis, "lock/release", b"a", b"", 0, gap) == 1
-            assert (await redis.exists(KEYS.name) == 0) is left_free
-            message = (await pubsub.get_message(timeout=5))["data"].split()
-            assert (message[:2] == [b"1", b"0"]) is left_free
-        assert message[3] == b"150"
-    assert (await acquire(redis, b"c"))[0] == 0, "ours do not take it"
-    assert (await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b")))[:2] == [2, 0]
-    assert await redis.zrange(KEYS.queue, 0, 0) == [OPEN]
-    until = await redis.zscore(KEYS.polls, OPEN)
-    seconds, micros = await redis.time()
-    assert 0 <= until - (seconds * 1000 + micros // 1000) + 1000 <= 1150
-    await redis.zadd(KEYS.polls, {OPEN: 1})  # it is over
-    assert isinstance(await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 20_000, b"b")), int)
-    assert await redis.exists(KEYS.polls, KEYS.queue) == 0
-
-
-async def test_a_release_without_waiters_ends_that_a_lock_is_busy(redis: Client) -> None:
-    await busy(redis, 5000)
-    await redis.delete(KEYS.queue)
-    assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
-    assert await redis.exists(*KEYS.all[:2], KEYS.polls) == 0
-
-
 async def test_a_clock_that_went_back_begins_again(redis: Client) -> None:
     await busy(redis, -1_000_000)
     await run(redis, "lock/release", b"a", b"", 0, 150)
@@ -347,25 +208,66 @@ async def test_a_clock_that_went_back_begins_again(redis: Client) -> None:
     assert 0 < await redis.pttl(KEYS.polls) <= 600_000
 
 
-async def test_a_foreign_key_in_place_of_polls_does_not_keep_a_lock(redis: Client) -> None:
-    await busy(redis, 5000)
-    await redis.set(KEYS.polls, "foreign")
-    assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
-    assert (await holder(redis), await redis.get(KEYS.polls)) == (None, b"foreign")
+# -- of processes that share them --------------------------------------------------------------------------
+
+A1, B2 = b"host:1:a:1~", b"host:2:b:2~"
+"""Tokens of such processes: they end as ``:<hex of the inbox>:<number>~``."""
+AT_A, ALIVE = b"rsa:a", b"rsa:alive"
+LIKE_IT = (b"t~", b"host:a:1", b"host:x:1~", b"host:a:1~ ", b"a:1~", b"host:a:~", b"host::1~", b"~")
 
 
-async def test_p4_a_request_behind_too_many_is_refused_and_queued_ones_stay(redis: Client) -> None:
-    async def ask(token: bytes, most: int) -> Any:
-        return await run(redis, "lock/acquire", token, TTL, polled(token), 5000, 0, most)
+async def last_fence(redis: Client) -> int:
+    return int((await redis.get(KEYS.fence)).split()[0])
 
-    await acquire(redis, b"a")
-    assert (await ask(b"b", 1))[0] == 2
-    before = await redis.zrange(KEYS.queue, 0, -1, withscores=True)
-    for _ in range(2):
-        code, waiting, left, _, look = await ask(b"c", 1)
-        assert (code, waiting, look) == (7, 1, 0)
-        assert 0 < left <= TTL
-        assert (await ask(b"b", 1))[:2] == [2, 0], "it has a place, and keeps it"
-    assert await redis.zrange(KEYS.queue, 0, -1, withscores=True) == before
-    assert await redis.zcard(KEYS.polls) == 1
-    assert (await ask(b"c", 2))[:2] == [2, 1]
+
+def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:
+    """Return the numbers in the messages, which have to say that somebody waits, and nothing else."""
+    for _, fence, time, duration in messages:
+        assert (fence, len(time), duration) == (b"-2", 16, b"0")
+    return [message[0] for message in messages]
+
+
+async def test_p8_a_holder_that_does_not_share_gets_one_fence(redis: Client) -> None:
+    for token in LIKE_IT:
+        await redis.flushall()
+        assert await acquire(redis, token) == await last_fence(redis), token
+
+
+async def test_a_holder_that_takes_its_turn_itself_is_notified_of_those_behind(redis: Client) -> None:
+    async with inbox(redis, AT_A) as told:
+        for others in (True, False):
+            await redis.flushall()
+            ticket = ticket_member(AT_A, 1, 20_000, A1)
+            await acquire(redis, b"x")
+            await acquire(redis, A1, ticket)
+            if others:
+                await acquire(redis, b"w", polled(b"w"), 60_000)
+            await redis.delete(KEYS.name)
+            assert isinstance(await acquire(redis, A1, ticket), int)
+            assert await holder(redis) == A1
+            assert wanted(await told()) == ([b"1"] if others else [])
+
+
+async def test_p8_a_renewal_reserves_more_fences_and_says_whether_anybody_waits(redis: Client) -> None:
+    async with inbox(redis, AT_A):
+        first = await acquire(redis, A1)
+        last = first + FENCE_RANGE - 1
+        assert (await run(redis, "lock/renew", A1, TTL, 0))[::2] == [1, 0]
+        assert await last_fence(redis) == last
+        for number in (1, 5000):
+            code, _, more, waiting = await run(redis, "lock/renew", A1, TTL, number)
+            assert (code, waiting) == (1, 0)
+            assert more > last
+            last = more + number - 1
+            assert await redis.get(KEYS.fence) == b"%d %b" % (last, A1)
+        await acquire(redis, b"w", ticket_member(ALIVE, 1, 20_000, b"w"))
+        assert (await run(redis, "lock/renew", A1, TTL, 0))[2:] == [0, 1]
+        assert (await run(redis, "lock/renew", A1, TTL, 3))[3] == 1
+        assert len(await run(redis, "lock/renew", A1, TTL)) == 2, "who does not share does not ask"
+        last = await last_fence(redis)
+        assert (await run(redis, "lock/renew", B2, TTL, 3))[0] == 2
+        assert await last_fence(redis) == last, "none for who does not hold it"
+        await run(redis, "lock/force_release")
+        last = await last_fence(redis)
+        assert (await run(redis, "lock/renew", A1, TTL, 3))[0] == 0
+        assert await last_fence(redis) == last

@@ -1,19 +1,24 @@
-"""The scripts of permits, one by one, on a real server; each is run twice (P4)."""
+"""The scripts of permits on a real server: examples, and what random histories (tests/simulation) do not show."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import pytest_asyncio
+from redis.exceptions import ResponseError
 
-from ..support.inside import PAUSED_LIMIT, TOMBSTONE_MS, ticket_member
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.inside import MAX_NOTIFIED, TOMBSTONE_MS, ticket_member
 from .permits import (
     ALIVE,
     BUSY,
     DEAD,
     KEYS,
     MISMATCH,
-    OTHER,
     OWN,
     PERMITS,
     POLLS,
@@ -21,13 +26,14 @@ from .permits import (
     QUEUED,
     SPENT,
     STATE,
-    TOO_HEAVY,
     TTL,
     Client,
     ask,
     check_kept,
+    commands,
     everything,
     expire,
+    fill,
     granted,
     holders,
     inbox,
@@ -49,40 +55,6 @@ async def test_p1_weights_are_granted_up_to_the_limit(redis: Client) -> None:
         assert (code, soon) == (BUSY, 0)
         assert 0 < left <= TTL
     assert await holders(redis) == {b"a": 2, b"b": 1}
-
-
-async def test_p1_what_does_not_fit_whole_is_not_granted(redis: Client) -> None:
-    await granted(redis, b"a", limit=3)
-    assert (await ask(redis, b"b", weight=3, limit=3))[0] == BUSY
-    assert await holders(redis) == {b"a": 1}
-
-
-async def test_p4_acquiring_twice_answers_the_same_and_changes_nothing(redis: Client) -> None:
-    fence = await granted(redis, b"a", weight=2)
-    before = await everything(redis)
-    code, again, left, _, weight = await ask(redis, b"a", weight=1, ttl=5 * TTL)
-    assert (code, again, weight) == (OWN, fence, 2)
-    assert 0 < left <= TTL
-    assert await everything(redis) == before
-
-
-@pytest.mark.parametrize("name", [ALIVE, b""], ids=["pushed", "polled"])
-async def test_p4_queueing_twice_keeps_the_place(redis: Client, name: bytes) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a", weight=2)
-        first, second = await waits(redis, b"b", name), await waits(redis, b"c", name)
-        assert (await ask(redis, b"b", first))[0] == QUEUED
-        assert await redis.zrange(QUEUE, 0, -1) == [first, second]
-        assert set(await redis.zrange(POLLS, 0, -1)) == (set() if name else {first, second})
-
-
-async def test_p4_releasing_twice_changes_nothing_more(redis: Client) -> None:
-    await granted(redis, b"a")
-    await granted(redis, b"b")
-    assert await release(redis, b"a") == 1
-    for token in (b"a", b"never"):
-        assert await release(redis, token) == 0
-    assert await holders(redis) == {b"b": 1}
 
 
 @pytest.mark.parametrize("came_first", [True, False], ids=["acquired before", "undone before it came"])
@@ -108,52 +80,6 @@ async def test_a_tombstone_lasts_for_a_minute(redis: Client) -> None:
     until = await redis.zscore(PERMITS, b"a") - (seconds * 1_000_000 + micros)
     assert TOMBSTONE_MS * 1000 <= until < (TOMBSTONE_MS + 20_000) * 1000
     await check_kept(redis, TOMBSTONE_MS)
-
-
-async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Client) -> None:
-    await granted(redis, b"a")
-    for _ in range(2):
-        assert await renew(redis, b"a", 5_000_000) == 1
-        assert TTL < (await ask(redis, b"a"))[2] <= 5_000_000
-        await check_kept(redis, 5_000_000)
-    assert await renew(redis, b"b") == 0
-    await expire(redis, b"a")
-    for _ in range(2):
-        assert await renew(redis, b"a") == 0
-    assert await holders(redis) == {}
-
-
-async def test_a_limit_that_differs_is_refused_and_changes_nothing(redis: Client) -> None:
-    await granted(redis, b"a", limit=2)
-    before = await everything(redis)
-    for _ in range(2):
-        assert (await ask(redis, b"b", ticket_member(ALIVE, 1, 20_000, b"b", 1), limit=3))[:2] == [MISMATCH, 2]
-    assert await everything(redis) == before
-    await granted(redis, b"c", limit=0)
-
-
-async def test_without_any_limit_there_is_nothing_to_grant(redis: Client) -> None:
-    for _ in range(2):
-        assert (await ask(redis, b"a", limit=0))[:2] == [MISMATCH, 0]
-    assert await redis.exists(*KEYS.all) == 0
-
-
-async def test_a_holder_or_waiter_is_not_refused_for_a_limit_that_was_changed_meanwhile(redis: Client) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a", weight=2)
-        ticket = await waits(redis, b"b")
-        await resize(redis, 1)
-        assert (await ask(redis, b"a", weight=2))[0] == OWN
-        assert (await ask(redis, b"b", ticket))[0] == QUEUED
-        await expire(redis, b"a")
-        assert (await ask(redis, b"a", weight=2))[:2] == [MISMATCH, 1], "it holds nothing any more"
-
-
-async def test_what_can_never_fit_is_refused(redis: Client) -> None:
-    await granted(redis, b"a")
-    for _ in range(2):
-        assert (await ask(redis, b"b", ticket_member(ALIVE, 1, 20_000, b"b", 3), weight=3))[:2] == [TOO_HEAVY, 2]
-    assert (await holders(redis), await redis.zcard(QUEUE)) == ({b"a": 1}, 0)
 
 
 # -- P2, P3: who is next -----------------------------------------------------------------------------------
@@ -192,176 +118,7 @@ async def test_p3_one_release_grants_all_that_fit_once_each(redis: Client) -> No
         assert await redis.zrange(PERMITS, 0, 0, withscores=True) == [(b"b", float(int(messages[0][2]) + 20_000_000))]
 
 
-async def test_p3_the_next_one_elsewhere_is_told_when_to_look(redis: Client) -> None:
-    async with inbox(redis, ALIVE, OTHER) as told:
-        await granted(redis, b"a", weight=2)
-        await waits(redis, b"b", weight=2)
-        await waits(redis, b"c", OTHER, weight=2)
-        await release(redis, b"a")
-        grant, note = await told()
-        assert (grant[0], grant[4:]) == (b"1", (b"0", b"20000"))
-        assert (note[0], note[1], note[3]) == (b"2", b"0", b"20000")
-
-
-@pytest.mark.parametrize("finder", ["acquire", "release", "renew", "resize"])
-async def test_p2_an_expired_permit_goes_to_the_first_waiter_whichever_client_looks(redis: Client, finder: str) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a", weight=2)
-        await waits(redis, b"b", weight=2)
-        await expire(redis, b"a")
-        answers: dict[str, Callable[[], Awaitable[object]]] = {
-            "acquire": lambda: ask(redis, b"barger", weight=2),
-            "release": lambda: release(redis, b"a"),
-            "renew": lambda: renew(redis, b"a"),
-            "resize": lambda: resize(redis, 2),
-        }
-        await answers[finder]()
-        assert (await holders(redis), await redis.zcard(QUEUE)) == ({b"b": 2}, 0)
-
-
-async def test_p2_waiters_whose_inbox_nobody_hears_are_skipped(redis: Client) -> None:
-    async with inbox(redis) as told:
-        await granted(redis, b"a", weight=2)
-        for token, name in ((b"x", DEAD), (b"b", ALIVE), (b"y", DEAD), (b"c", ALIVE)):
-            await waits(redis, token, name)
-        await release(redis, b"a")
-        assert await holders(redis) == {b"b": 1, b"c": 1}
-        assert [message[0] for message in await told() if int(message[1]) > 0] == [b"2", b"4"]
-
-
-async def test_p2_a_dead_heavy_waiter_does_not_keep_out_waiters_that_fit(redis: Client) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a", weight=2, limit=3)
-        await waits(redis, b"x", DEAD, weight=2, limit=3)
-        await granted(redis, b"b", limit=3)
-        assert await redis.zcard(QUEUE) == 0
-
-
-async def test_p2_a_living_heavy_waiter_is_told_when_the_first_permit_is_over(redis: Client) -> None:
-    async with inbox(redis) as told:
-        await granted(redis, b"a")
-        await granted(redis, b"b")
-        await waits(redis, b"heavy", weight=2)
-        await release(redis, b"a")
-        ((number, fence, _, left),) = await told()
-        assert (number, fence) == (b"1", b"0")
-        assert 0 < int(left) <= TTL
-
-
-async def test_p3_a_waiter_behind_a_living_heavy_one_looks_from_time_to_time(redis: Client) -> None:
-    """FAULTS A2: that one may die unnoticed. The next is told once that there is room, and its answers say so, too."""
-    async with inbox(redis, ALIVE, OTHER) as told:
-        await granted(redis, b"a", limit=4)
-        await granted(redis, b"b", weight=3, limit=4)
-        heavy = await waits(redis, b"heavy", weight=4, limit=4)
-        light = await waits(redis, b"light", OTHER, limit=4)
-        assert (await ask(redis, b"light", light, limit=4))[-1] == 0, "nothing is free"
-        assert await told() == []
-        await release(redis, b"b")
-        assert [message[:2] for message in await told()] == [(b"1", b"0"), (b"2", b"-1")]
-        assert (await ask(redis, b"light", light, limit=4))[-1] == 2
-        assert (await ask(redis, b"another", limit=4))[-1] == 2
-        assert (await ask(redis, b"heavy", heavy, weight=4, limit=4))[-1] == 0, "it would be granted by a release"
-        await renew(redis, b"a")
-        assert [message[:2] for message in await told()] == [(b"1", b"0")] * 3
-
-
-async def test_p3_a_waiter_behind_a_heavy_one_learns_of_room_by_itself(redis: Client) -> None:
-    """Its own request finds that something is over: it need not be told."""
-    async with inbox(redis, ALIVE, OTHER) as told:
-        await granted(redis, b"a")
-        await granted(redis, b"b")
-        await waits(redis, b"heavy", weight=2)
-        light = await waits(redis, b"light", OTHER)
-        await expire(redis, b"b")
-        assert (await ask(redis, b"light", light))[-1] == 2
-        assert [message[:2] for message in await told()] == [(b"1", b"0")]
-
-
-async def test_p3_a_waiter_behind_one_of_its_own_process_dies_with_it(redis: Client) -> None:
-    async with inbox(redis) as told:
-        await granted(redis, b"a")
-        await granted(redis, b"b")
-        await waits(redis, b"heavy", weight=2)
-        await waits(redis, b"light")
-        await release(redis, b"b")
-        assert [message[:2] for message in await told()] == [(b"1", b"0")]
-
-
-async def test_p3_another_heavy_first_one_is_watched_as_well(redis: Client) -> None:
-    """There was room before, and the first one is dead: who comes to be the second is told."""
-    async with inbox(redis, ALIVE, OTHER) as told:
-        await granted(redis, b"a", weight=2, limit=4)
-        await granted(redis, b"b", limit=4)
-        await redis.zadd(QUEUE, {ticket_member(DEAD, 1, 20_000, b"dead", 3): 1})
-        await redis.zadd(QUEUE, {ticket_member(ALIVE, 2, 20_000, b"heavy", 3): 2})
-        await redis.zadd(QUEUE, {ticket_member(OTHER, 3, 20_000, b"light", 1): 3})
-        await release(redis, b"b")
-        assert [message[:2] for message in await told()] == [(b"2", b"0"), (b"3", b"-1")]
-
-
-async def test_p2_a_living_poller_is_waited_for_and_a_dead_one_is_not(redis: Client) -> None:
-    await granted(redis, b"a", weight=2)
-    first, second = await waits(redis, b"b", b""), await waits(redis, b"c", b"")
-    await release(redis, b"a")
-    code, _, left, _, soon = await ask(redis, b"c", second)
-    assert (code, soon) == (QUEUED, 0)
-    assert 0 < left <= 60_000, "until b counts as dead"
-    assert (await ask(redis, b"barger"))[0] == BUSY
-    await redis.zadd(POLLS, {first: 1})
-    await granted(redis, b"c", second)
-    assert await redis.exists(QUEUE, POLLS) == 0
-
-
-async def test_p2_a_poller_takes_its_turn_itself_and_those_behind_it_theirs(redis: Client) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a", weight=2)
-        polled = await waits(redis, b"b", b"")
-        await waits(redis, b"c")
-        await release(redis, b"a")
-        assert await holders(redis) == {}
-        await granted(redis, b"b", polled)
-        assert await holders(redis) == {b"b": 1, b"c": 1}
-
-
-async def test_a_client_that_may_not_publish_leaves_the_turn_to_its_owner(redis: Client) -> None:
-    await redis.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
-    async with inbox(redis) as told:
-        await granted(redis, b"a", weight=2)
-        ticket = await waits(redis, b"b")
-        where = {name: redis.get_connection_kwargs()[name] for name in ("host", "port")}
-        async with type(redis)(**where, username="muted", password="any") as muted:
-            assert await release(muted, b"a") == 1
-            for _ in range(2):
-                code, _, left, _, soon = await ask(muted, b"c")
-                assert (code, left, soon) == (BUSY, -1, 1), "look again soon: nobody will wake you"
-        assert await redis.zrange(QUEUE, 0, -1) == [ticket]
-        assert await redis.pttl(QUEUE) > 0
-        assert await told() == []
-        await granted(redis, b"b", ticket)
-
-
-async def test_withdrawing_a_ticket_lets_those_behind_it_pass(redis: Client) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a")
-        heavy = await waits(redis, b"heavy", weight=2)
-        await waits(redis, b"light")
-        for _ in range(2):
-            assert await release(redis, b"", heavy) == 0
-            assert await holders(redis) == {b"a": 1, b"light": 1}
-
-
 # -- resize ------------------------------------------------------------------------------------------------
-
-
-async def test_growing_grants_the_waiters_that_fit_immediately(redis: Client) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a", weight=2)
-        for token in (b"b", b"c", b"d"):
-            await waits(redis, token)
-        assert await resize(redis, 4) == 2
-        assert await resize(redis, 4) == 4
-        assert await holders(redis) == {b"a": 2, b"b": 1, b"c": 1}
 
 
 async def test_shrinking_takes_nothing_and_grants_nothing_until_it_fits(redis: Client) -> None:
@@ -378,51 +135,11 @@ async def test_shrinking_takes_nothing_and_grants_nothing_until_it_fits(redis: C
         assert await holders(redis) == {b"d": 1}
 
 
-async def test_a_waiter_that_became_too_heavy_is_told_to_ask_and_hears_why(redis: Client) -> None:
-    async with inbox(redis) as told:
-        await granted(redis, b"a", weight=3, limit=3)
-        ticket = await waits(redis, b"heavy", weight=3, limit=3)
-        await waits(redis, b"light", limit=3)
-        await resize(redis, 2)
-        assert [message[:2] for message in await told()] == [(b"1", b"-1")]
-        assert (await ask(redis, b"heavy", ticket, weight=3, limit=2))[:2] == [TOO_HEAVY, 2]
-        await release(redis, b"a")
-        assert await holders(redis) == {b"light": 1}
-
-
 async def refused(redis: Client, token: bytes, limit: int, whose: bytes = b"") -> tuple[int, bool]:
     """Acquire, and it must be refused for its limit; return that of the server, and whether a resize set it."""
     code, found, left, _, resized = await run(redis, "permits/acquire", token, TTL, b"", 0, 1, limit, whose)
     assert (code, left) == (MISMATCH, -1)
     return found, resized == 1
-
-
-async def test_a_paused_semaphore_grants_nothing_until_a_resize(redis: Client) -> None:
-    """Nothing is too heavy for it, and nobody in the queue is told anything."""
-    async with inbox(redis) as told:
-        await granted(redis, b"a", weight=2)
-        await waits(redis, b"b")
-        for before in (2, PAUSED_LIMIT):
-            assert await resize(redis, PAUSED_LIMIT) == before
-        assert await renew(redis, b"a") == 1
-        await release(redis, b"a")
-        await waits(redis, b"heavy", weight=10**9, limit=0)
-        await waits(redis, b"c", limit=PAUSED_LIMIT)
-        assert (await ask(redis, b"d", limit=0))[0] == BUSY
-        assert (await holders(redis), await told()) == ({}, [])
-        await resize(redis, 2)
-        assert await holders(redis) == {b"b": 1, b"c": 1}
-
-
-async def test_a_pause_that_no_resize_has_set_is_stored_while_somebody_waits(redis: Client) -> None:
-    async with inbox(redis):
-        ticket = await waits(redis, b"a", limit=PAUSED_LIMIT)
-        assert await redis.hget(STATE, "limit") == b"%d" % PAUSED_LIMIT
-        assert await redis.pttl(STATE) > 3_600_000
-        assert await refused(redis, b"b", 2) == (PAUSED_LIMIT, False)
-        await release(redis, b"", ticket)
-        await granted(redis, b"b")
-        assert await refused(redis, b"c", PAUSED_LIMIT) == (2, False)
 
 
 async def test_the_first_resize_sets_the_limit(redis: Client) -> None:
@@ -437,49 +154,6 @@ async def test_the_first_resize_sets_the_limit(redis: Client) -> None:
     assert await refused(redis, b"b", 4) == (5, True)
 
 
-async def test_an_implied_limit_gives_way_when_nobody_holds_or_waits(redis: Client) -> None:
-    await granted(redis, b"a", limit=2)
-    assert await refused(redis, b"b", 3) == (2, False)
-    await release(redis, b"a")
-    await granted(redis, b"b", limit=3)
-    polled = await waits(redis, b"w", b"", weight=3, limit=3)
-    await release(redis, b"b")
-    assert await refused(redis, b"d", 2) == (3, False)
-    await redis.zadd(POLLS, {polled: 1})
-    await granted(redis, b"d")  # the dead waiter is dropped, and its limit gives way
-    assert int(await redis.hget(STATE, "limit")) == 2
-
-
-@pytest.mark.parametrize(("limit", "grants"), [(4, 2), (1, 0)])
-async def test_a_request_may_set_an_implied_limit(redis: Client, limit: int, grants: int) -> None:
-    """Those who wait get what a higher one frees, before the request itself; a lower one takes nothing away."""
-    async with inbox(redis) as told:
-        for token in (b"a", b"b"):
-            await granted(redis, token)
-        for token in (b"w", b"x"):
-            await waits(redis, token)
-        code, *_ = await run(redis, "permits/acquire", b"n", TTL, b"", 0, 1, limit, b"set")
-        assert code == BUSY
-        assert len([message for message in await told() if int(message[1]) > 0]) == grants
-    assert (int(await redis.hget(STATE, "limit")), len(await holders(redis))) == (limit, 2 + grants)
-
-
-async def test_a_request_may_keep_the_limit_of_the_server(redis: Client) -> None:
-    await granted(redis, b"a")
-    assert isinstance(await run(redis, "permits/acquire", b"b", TTL, b"", 0, 1, 5, b"keep"), int)
-    assert (await run(redis, "permits/acquire", b"c", TTL, b"", 0, 1, 5, b"keep"))[0] == BUSY
-    assert int(await redis.hget(STATE, "limit")) == 2
-
-
-async def test_a_waiter_that_leaves_takes_its_poll_along_when_the_queue_was_lost(redis: Client) -> None:
-    """Also an identity, which may hold a permit by another request."""
-    await granted(redis, b"a", limit=1)
-    ticket = ticket_member(b"", 1, TTL, b"a", 1)
-    await redis.zadd(POLLS, {ticket: 1})
-    assert await release(redis, b"a", ticket) == 1
-    assert await redis.exists(POLLS) == 0
-
-
 async def test_p4_a_late_copy_of_a_granted_request_sets_no_limit(redis: Client) -> None:
     """Its first copy set the limit; another client has set a higher one since."""
     request = (b"late", TTL, b"", 0, 1, 2, b"set")
@@ -487,3 +161,311 @@ async def test_p4_a_late_copy_of_a_granted_request_sets_no_limit(redis: Client) 
     assert isinstance(await run(redis, "permits/acquire", b"other", TTL, b"", 0, 1, 5, b"set"), int)
     assert (await run(redis, "permits/acquire", *request))[0] == OWN
     assert await redis.hget(STATE, "limit") == b"5"
+
+
+# -- out of memory -----------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def starved() -> AsyncIterator[Client]:
+    """A client of a server of its own, which the test lets run out of memory."""
+    async with EmbeddedServer() as server, server.client() as client:
+        yield client
+
+
+FULL = re.compile("OOM|maxmemory")
+
+
+async def starve(redis: Client) -> None:
+    await redis.config_set("maxmemory", 1)
+
+
+async def test_out_of_memory_nothing_new_is_granted_or_queued_or_set(starved: Client) -> None:
+    await granted(starved, b"a")
+    before = await everything(starved)
+    await starve(starved)
+    pushed, polled = (ticket_member(inbox, 1, 20_000, b"b", 1) for inbox in (ALIVE, b""))
+    for ticket, weight in ((b"", 1), (pushed, 1), (pushed, 2), (polled, 1), (polled, 2)):
+        with pytest.raises(ResponseError, match=FULL):
+            await ask(starved, b"b", ticket, weight=weight)
+    with pytest.raises(ResponseError, match=FULL):
+        await resize(starved, 3)
+    assert await release(starved, b"late", pending=True) == 0
+    assert (await ask(starved, b"b", weight=2))[0] == BUSY
+    assert await everything(starved) == before
+
+
+async def test_out_of_memory_the_first_request_of_all_is_refused_too(starved: Client) -> None:
+    await starve(starved)
+    with pytest.raises(ResponseError, match=FULL):
+        await ask(starved, b"a", ticket_member(ALIVE, 1, 20_000, b"a", 1))
+    assert await starved.exists(*KEYS.all) == 0
+
+
+async def test_out_of_memory_holders_and_waiters_go_on(starved: Client) -> None:
+    """Release, renewal and hand-over work, also to a poller; and so does undoing."""
+    async with inbox(starved) as told:
+        await granted(starved, b"a")
+        await granted(starved, b"z")
+        first = await waits(starved, b"b", weight=2)
+        polled = await waits(starved, b"c", b"")
+        await waits(starved, b"d")
+        await starve(starved)
+        for _ in range(2):
+            assert await renew(starved, b"a", 90_000) == 1
+            assert (await ask(starved, b"b", first, weight=2))[0] == QUEUED
+            assert (await ask(starved, b"a"))[0] == OWN
+        assert await starved.zrange(PERMITS, -1, -1) == [b"a"]
+        assert await release(starved, b"z", pending=True) == 1
+        assert await release(starved, b"a") == 1
+        assert await holders(starved) == {b"b": 2}
+        assert await release(starved, b"b") == 1
+        await granted(starved, b"c", polled)
+        assert await holders(starved) == {b"c": 1, b"d": 1}
+        assert await starved.exists(QUEUE, POLLS) == 0
+        assert [message[0] for message in await told() if int(message[1]) > 0] == [b"1", b"3"]
+
+
+async def test_out_of_memory_a_holder_that_shares_gets_more_fences_and_is_notified(starved: Client) -> None:
+    """A renewal reserves fences, and who is queued still has the holder told."""
+    token = b"host:1:a:1~"
+    async with inbox(starved, b"rsa:a") as told:
+        first = await granted(starved, token, weight=2)
+        ticket = await waits(starved, b"w")
+        await told()
+        await starve(starved)
+        code, _, more, waiting = await run(starved, "permits/renew", token, 90_000, 1, 50)
+        assert (code, waiting) == (1, 1)
+        assert more > first
+        assert int(await starved.hget(STATE, "fence")) == more + 49
+        assert (await ask(starved, b"w", ticket))[0] == QUEUED
+        assert [message[:2] for message in await told()] == [(b"1", b"-2")]
+
+
+# -- lost, foreign and mortal keys -------------------------------------------------------------------------
+
+
+async def all_mortal(redis: Client) -> None:
+    for key in await redis.keys():
+        assert await redis.pttl(key) > 0, key
+
+
+@pytest.mark.parametrize("ms", [5000, 90 * 60_000, 86_400_000])
+async def test_the_keys_outlive_the_permits(redis: Client, ms: int) -> None:
+    await granted(redis, b"short", limit=9)
+    await ask(redis, b"a", limit=9, ttl=ms)
+    await granted(redis, b"b", limit=9)
+    await check_kept(redis, ms)
+    await renew(redis, b"b", 2 * ms)
+    await release(redis, b"a")
+    await check_kept(redis, 2 * ms)
+
+
+@pytest.mark.parametrize("lost", [PERMITS, STATE])
+async def test_when_a_key_of_the_permits_is_lost_nobody_holds_any(redis: Client, lost: bytes) -> None:
+    """And nothing stays used forever, also when there are new holders before it is full."""
+    first = await granted(redis, b"a", limit=3)
+    await redis.delete(lost)
+    assert await renew(redis, b"a") == 0
+    await all_mortal(redis)
+    await granted(redis, b"a", limit=3)
+    await redis.delete(lost)
+    assert await granted(redis, b"b", limit=3) > first
+    assert await holders(redis) == {b"b": 1}
+    await granted(redis, b"c", weight=2, limit=3)
+    assert (await ask(redis, b"a", limit=3))[0] == BUSY
+
+
+@pytest.mark.parametrize("key", KEYS.all)
+async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: bytes) -> None:
+    await granted(redis, b"a")
+    await granted(redis, b"b")
+    await expire(redis, b"b")
+    await redis.delete(key)
+    await redis.set(key, "foreign")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await ask(redis, b"c", ticket_member(b"", 1, 20_000, b"c", 2), weight=2)
+    assert await redis.get(key) == b"foreign"
+    if key == QUEUE:
+        assert await holders(redis) == {b"a": 1, b"b": 1}, "also what is over"
+
+
+BY: dict[str, tuple[Any, ...]] = {
+    "who comes": ("permits/acquire", b"d", TTL, ticket_member(b"", 9, 20_000, b"d", 1), 60_000, 1, 3),
+    "who goes": ("permits/release", b"", ticket_member(ALIVE, 2, 20_000, b"c", 1), 0),
+    "who releases": ("permits/release", b"a", b"", 0),
+    "who undoes": ("permits/release", b"a", b"", 1),
+    "a renewal": ("permits/renew", b"a", TTL, 1),
+    "a resize": ("permits/resize", 4),
+}
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_a_foreign_key_in_place_of_polls_changes_nothing(redis: Client, by: str) -> None:
+    """No script stops half-way: what is over stays, and so do a dead waiter and one that fits now, with the sum."""
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=2, limit=3)
+        await granted(redis, b"b", limit=3)
+        await waits(redis, b"dead", DEAD, limit=3)
+        await waits(redis, b"c", limit=3)
+        await waits(redis, b"polling", b"", limit=3)
+        await expire(redis, b"b")
+        await redis.set(POLLS, "foreign")
+        before = await dump(redis)
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await run(redis, *BY[by])
+        assert await dump(redis) == before
+        assert await told() == []
+
+
+async def dump(redis: Client) -> dict[bytes, bytes]:
+    return {key: await redis.dump(key) for key in await redis.keys()}
+
+
+@pytest.mark.parametrize("token", [b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0", b"limit", b"="])
+async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
+    async with inbox(redis):
+        await granted(redis, b"first", weight=2)
+        await waits(redis, token)
+        await release(redis, b"first")
+        assert await holders(redis) == {token: 1}
+        assert (await ask(redis, token))[0] == OWN
+        assert await release(redis, token) == 1
+        assert await holders(redis) == {}
+
+
+# -- crowds ------------------------------------------------------------------------------------------------
+
+
+async def test_ten_thousand_permits_may_expire_together(redis: Client) -> None:
+    """More than Lua can unpack."""
+    await fill(redis, 10_000, 10_000, until=1)
+    await granted(redis, b"a", weight=5_000, limit=10_000)
+    assert await holders(redis) == {b"a": 5_000}
+
+
+async def test_five_thousand_waiters_are_granted_by_one_release(redis: Client) -> None:
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=5_000, limit=5_000)
+        await redis.zadd(QUEUE, {ticket_member(ALIVE, n, 20_000, b"t%d" % n, 1): n for n in range(1, 5_001)})
+        await release(redis, b"a")
+        assert len(await holders(redis)) == 5_000
+        assert [int(message[0]) for message in await told()] == list(range(1, 5_001))
+
+
+async def test_p9_the_cost_does_not_grow_with_the_permits_held(redis: Client) -> None:
+    """The number of commands inside the scripts; each of them is O(log permits) at most."""
+    costs = []
+    for number in (10, 20_000):
+        await redis.flushall()
+        await fill(redis, number, number + 1)
+        await redis.config_resetstat()
+        await granted(redis, b"a", ticket_member(ALIVE, 1, 20_000, b"a", 1), limit=number + 1)
+        await renew(redis, b"a")
+        assert (await ask(redis, b"b", limit=number + 1))[0] == BUSY
+        await release(redis, b"a")
+        costs.append(await commands(redis))
+    assert costs[0] == costs[1] < 60
+
+
+# -- tombstones --------------------------------------------------------------------------------------------
+
+
+async def test_tombstones_that_are_over_stay_until_the_next_release(redis: Client) -> None:
+    """Who finds nothing held does not look for them; unless one is his own, which is over like any other."""
+    await granted(redis, b"a")
+    assert await release(redis, b"a") == 1
+    for token in (b"x", b"y"):
+        await release(redis, token, pending=True)
+    await expire(redis, b"x", b"y")
+    await granted(redis, b"a")
+    assert await redis.zrange(PERMITS, 0, -1) == [b"x", b"y", b"a"]
+    assert await release(redis, b"a") == 1
+    assert await redis.exists(PERMITS) == 0
+    for token in (b"x", b"y"):
+        await release(redis, token, pending=True)
+    await expire(redis, b"x", b"y")
+    await granted(redis, b"x")
+    assert await holders(redis) == {b"x": 1}
+    assert await redis.zrange(PERMITS, 0, -1) == [b"x"]
+
+
+@pytest.mark.parametrize("undone", [0, 1, 63])
+async def test_what_was_undone_does_not_tell_when_to_look(redis: Client, undone: int) -> None:
+    """A tombstone that is over frees nothing, so nobody looks then: no request, no waiter, nor the next one."""
+    hour = 3_600_000
+    async with inbox(redis) as told:
+        for number in range(undone):
+            await release(redis, b"undone%d" % number, pending=True)
+        await ask(redis, b"a", weight=3, limit=4, ttl=hour)
+        for ticket in (b"", ticket_member(ALIVE, 7, 2 * hour, b"b", 2)):
+            code, _, left, _, soon = await ask(redis, b"b", ticket, weight=2, limit=4)
+            assert (code, soon) == (QUEUED if ticket else BUSY, 0)
+            assert left > 0.9 * hour
+        await renew(redis, b"a", hour)  # the first one does not fit: it hears when to look
+        (message,) = await told()
+        assert message[:2] == (b"7", b"0")
+        assert int(message[3]) > 0.9 * hour
+
+
+async def test_of_very_many_that_were_undone_some_are_looked_at(redis: Client) -> None:
+    """P9: who asks does not pay for all of them; he looks again when those are over."""
+    await ask(redis, b"a", limit=1, ttl=3_600_000)
+    costs = []
+    for number in (70, 700):
+        for one in range(number):
+            await release(redis, b"undone%d" % one, pending=True)
+        await redis.config_resetstat()
+        assert 50_000 < (await ask(redis, b"b", limit=1))[2] <= 60_000
+        costs.append(await commands(redis))
+    assert costs[0] == costs[1]
+
+
+# -- identities, fences, a look ----------------------------------------------------------------------------
+
+
+async def micros(redis: Client) -> int:
+    """Return the time of the server, in microseconds."""
+    seconds, rest = await redis.time()
+    return int(seconds * 1_000_000 + rest)
+
+
+async def repeated(redis: Client, token: bytes, ticket: bytes, weight: int, former: int) -> Any:
+    """Repeat a request whose ticket had the place ``former``."""
+    return await run(redis, "permits/acquire", token, TTL, ticket, 0, weight, 3, b"", b"", former)
+
+
+A1, B3 = b"host:1:a:1~", b"host:2:b:3~"
+"""Tokens of processes that share: they end as ``:<hex of the inbox>:<number>~``."""
+AT_A, AT_B = b"rsa:a", b"rsa:b"
+
+
+def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:
+    """Return the numbers in the messages, which have to say that somebody waits, and nothing else."""
+    for _, fence, time, duration in messages:
+        assert (fence, len(time), duration) == (b"-2", 16, b"0")
+    return [message[0] for message in messages]
+
+
+async def test_p9_only_those_whose_permits_end_first_are_told(redis: Client) -> None:
+    limit = MAX_NOTIFIED + 2
+    async with inbox(redis, AT_A, AT_B) as told:
+        for number in range(MAX_NOTIFIED - 1):
+            await granted(redis, b"t%d" % number, limit=limit)
+        await ask(redis, A1, limit=limit, ttl=2 * TTL)
+        await ask(redis, B3, weight=2, limit=limit, ttl=3 * TTL)
+        await waits(redis, b"w", limit=limit)
+        assert wanted(await told()) == [b"1"]
+
+
+async def test_p9_without_sharing_no_holder_that_shares_is_looked_for(redis: Client) -> None:
+    """Not even those that hold are read; and once is forever, as long as the state is kept."""
+    async with inbox(redis, AT_A, AT_B) as told:
+        await granted(redis, b"x", weight=2)
+        await redis.zadd(PERMITS, {A1: 1 << 52})  # who is not supposed to be there
+        await waits(redis, b"w")
+        assert await told() == []
+        await redis.flushall()
+        await granted(redis, B3)
+        await release(redis, B3)
+        assert await redis.hget(STATE, b"shared") == b"1"

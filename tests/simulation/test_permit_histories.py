@@ -51,6 +51,7 @@ from ..support.inside import (
     Permit,
     PermitSnapshot,
     Renewed,
+    Script,
     Sharer,
     Ticket,
     load,
@@ -517,10 +518,13 @@ class ByWatch(History):
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
     with private_server() as client:
-        History.scripts = {
-            name: client.script_load(clocked(load(name))) for name in (*SCRIPTS, "permits/downgrade", *BARRIERS)
-        }
+        History.scripts = loaded(client, load)
         yield
+
+
+def loaded(client: Any, load: Callable[[str], Script]) -> dict[str, str]:
+    """Load the scripts for histories, and return their digests by their names."""
+    return {name: client.script_load(clocked(load(name))) for name in (*SCRIPTS, "permits/downgrade", *BARRIERS)}
 
 
 @pytest.mark.parametrize(
@@ -582,10 +586,6 @@ def test_the_comparison_notices_a_bug_in_the_scripts(name: str) -> None:
     mutant = Mutant(*bug)
     assert any(map(mutant.stands_in, SCRIPTS + BARRIERS)), "the scripts changed: adapt the mutant"
     with pytest.MonkeyPatch.context() as patch:
-        wrong = {
-            name: History.client.script_load(clocked(mutant.load(name)))
-            for name in (*SCRIPTS, "permits/downgrade", *BARRIERS)
-        }
-        patch.setattr(History, "scripts", wrong)
+        patch.setattr(History, "scripts", loaded(History.client, mutant.load))
         with pytest.raises(AssertionError):
             run_state_machine_as_test(machine, settings=PROFILE)

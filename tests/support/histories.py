@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.errors import Flaky
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -175,6 +176,16 @@ def likely(data: st.DataObject, found: list[A], all_of_them: list[A]) -> A:
     """Draw one of those found, or else one of the latest."""
     only_if(all_of_them)
     return data.draw(st.sampled_from(found * 4 + all_of_them[-3:]))
+
+
+def notice(*machines: type[Compared[Any]]) -> bool:
+    """Return whether histories of one of these machines find a difference, whatever broken scripts do to them."""
+    for machine in machines:
+        try:
+            run_state_machine_as_test(machine, settings=PROFILE)
+        except (AssertionError, TypeError, ValueError, redis.RedisError, Flaky):
+            return True
+    return False
 
 
 @contextmanager

@@ -60,24 +60,6 @@ def test_a_removed_parameter_is_a_break_unless_it_says_why(checkout: Path) -> No
 
 
 @pytest.mark.ci
-def test_an_accepted_break_that_no_longer_occurs_is_to_be_deleted(checkout: Path) -> None:
-    """It would hide the same break later. Without a release it may be of a change that main has: then it may stay."""
-    accepted = checkout / ".ci" / "breakages.txt"
-    accepted.write_text(f"{BROKEN} because a lock has no lease here\n", "utf-8")
-    save(checkout, BEFORE)
-    status, shown = check(checkout)
-    assert (status, "accepted, but not broken since" in shown) == (0, True), shown
-
-    git(checkout, "tag", "v0.1.0", "HEAD^")
-    status, shown = check(checkout)
-    assert (status, BROKEN in shown, "Delete" in shown) == (1, True, True), shown
-
-    accepted.write_text("# none\n", "utf-8")
-    status, shown = check(checkout)
-    assert (status, "nothing breaks since v0.1.0" in shown) == (0, True), shown
-
-
-@pytest.mark.ci
 def test_the_api_is_compared_with_the_last_release_or_with_main(checkout: Path) -> None:
     """A commit is not compared with its own tag. Without a release, what main has already is not found again."""
     assert check(checkout)[0] == 3, "there is no earlier commit"

@@ -114,8 +114,8 @@ TELL = "print(server.pid, os.path.dirname(server.unix_socket), *workers, flush=T
     "script",
     [
         pytest.param(START + "workers = []\n", id="alone"),
-        pytest.param(START + "workers = []\nserver.pause()\n", id="paused"),
-        pytest.param(START + "workers = []\nserver.restart(keep_data=False)\n", id="restarted"),
+        pytest.param(START + "workers = []\nserver.pause()\n", id="paused", marks=pytest.mark.ci),
+        pytest.param(START + "workers = []\nserver.restart(keep_data=False)\n", id="restarted", marks=pytest.mark.ci),
         pytest.param(
             """
 server = embedded.EmbeddedServer()
@@ -125,6 +125,7 @@ thread.join()
 workers = []
 """,
             id="started-in-a-thread",
+            marks=pytest.mark.ci,
         ),
         pytest.param(
             START
@@ -133,6 +134,7 @@ child = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 workers = [subprocess.Popen(child, close_fds=False).pid]
 """,
             id="with-a-subprocess",
+            marks=pytest.mark.ci,
         ),
         pytest.param(
             START
@@ -143,6 +145,7 @@ if not workers[0]:
     os._exit(0)
 """,
             id="with-a-forked-process",
+            marks=pytest.mark.ci,
         ),
     ],
 )
@@ -157,6 +160,7 @@ def test_the_server_dies_with_a_killed_parent(script: str) -> None:
         assert all(alive(int(worker)) for worker in workers)
 
 
+@pytest.mark.ci
 def test_a_child_that_saves_dies_with_the_server() -> None:
     """It would go on writing to a directory that is gone: for a minute a key, here."""
     script = """
@@ -181,12 +185,14 @@ workers = [client.info("persistence")["rdb_bgsave_in_progress"]]
                 os.killpg(int(pid), signal.SIGKILL)
 
 
+@pytest.mark.ci
 def test_the_server_dies_with_a_parent_that_forgot_it() -> None:
     pid, directory = output(START + "print(server.pid, os.path.dirname(server.unix_socket))\n")
     assert eventually(lambda: not alive(int(pid)))
     assert eventually(lambda: not os.path.exists(directory))
 
 
+@pytest.mark.ci
 def test_a_forgotten_object_does_not_end_the_server() -> None:
     script = """
 unix_socket = server.unix_socket
@@ -211,6 +217,7 @@ server.stop()
     assert output(START + script) == ["0", "True"]
 
 
+@pytest.mark.ci
 def test_a_forked_child_does_not_own_a_server_that_was_killed() -> None:
     """It neither removes the data, nor keeps the port that was chosen."""
     script = """
