@@ -17,6 +17,7 @@ import pytest
 from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_short_ways as short_ways
+from ..scripts import test_writer_scripts as writers
 from ..simulation import test_permit_histories as histories
 from ..support.histories import notice, private_server
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
@@ -395,7 +396,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, short_ways)
+CHECKS = checks(suite, writers, short_ways)
 
 
 @pytest.mark.ci

@@ -17,8 +17,10 @@ from .permits import (
     ALIVE,
     BUSY,
     DEAD,
+    FAR,
     KEYS,
     MISMATCH,
+    OTHER,
     OWN,
     PERMITS,
     POLLS,
@@ -469,3 +471,134 @@ async def test_p9_without_sharing_no_holder_that_shares_is_looked_for(redis: Cli
         await granted(redis, B3)
         await release(redis, B3)
         assert await redis.hget(STATE, b"shared") == b"1"
+
+
+@pytest.mark.parametrize("by", ["a renewal", "a busy request", "a release of nothing", "a resize"])
+async def test_the_sum_is_stored_whichever_client_finds_expired_permits(redis: Client, by: str) -> None:
+    await granted(redis, b"a", weight=2, limit=3)
+    await granted(redis, b"b", limit=3)
+    await expire(redis, b"b")
+    if by == "a renewal":
+        assert await renew(redis, b"a") == 1
+    elif by == "a busy request":
+        assert (await ask(redis, b"c", weight=2, limit=3))[0] == BUSY
+    elif by == "a resize":
+        await resize(redis, 3)
+    else:
+        assert await release(redis, b"c") == 0
+    assert await holders(redis) == {b"a": 2}
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (2, 2)], ids=["more", "less", "as much"])
+async def test_an_identity_that_waits_twice_is_granted_once(redis: Client, first: int, second: int) -> None:
+    """The second ticket is thrown out, and its owner told to ask again: it hears of the first one's permit."""
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=4, limit=4)
+        for weight in (first, second):
+            await waits(redis, b"me", weight=weight, limit=4)
+        await release(redis, b"a")
+        assert await holders(redis) == {b"me": first}
+        fences = [int(message[1]) for message in await told()]
+        assert fences[-1] == -1
+        assert (await ask(redis, b"me", weight=second, limit=4))[::4] == [OWN, first]
+        assert await redis.zcard(QUEUE) == 0
+
+
+async def test_an_identity_that_asks_while_its_turn_comes_holds_once(redis: Client) -> None:
+    """The request settles the queue, and so its own token gets something there; it is not to get it twice."""
+    async with inbox(redis):
+        await granted(redis, b"a", weight=4, limit=4)
+        await waits(redis, b"me", weight=2, limit=4)
+        await expire(redis, b"a")
+        assert (await ask(redis, b"me", limit=4))[::4] == [OWN, 2]
+        assert await holders(redis) == {b"me": 2}
+
+
+async def test_an_identity_that_holds_and_asks_again_leaves_the_queue(redis: Client) -> None:
+    async with inbox(redis):
+        await granted(redis, b"a", weight=2)
+        await waits(redis, b"me")
+        await waits(redis, b"heavy", weight=2)
+        ticket = await waits(redis, b"me")
+        await release(redis, b"a")
+        assert await redis.zcard(QUEUE) == 2
+        for _ in range(2):
+            assert (await ask(redis, b"me", ticket))[0] == OWN
+            assert await redis.zcard(QUEUE) == 1
+
+
+async def test_p4_renewing_what_is_granted_just_then_answers_the_same_twice(redis: Client) -> None:
+    async with inbox(redis):
+        await granted(redis, b"a", weight=2)
+        await waits(redis, b"b")
+        await expire(redis, b"a")
+        for _ in range(2):
+            assert await renew(redis, b"b") == 1
+
+
+async def test_p8_a_fence_ahead_of_the_clock_is_kept_until_the_clock_caught_up(redis: Client) -> None:
+    hours = 2 * 3_600_000
+    await granted(redis, b"a")
+    await redis.hset(STATE, "fence", ((await redis.time())[0] * 1000 + hours) * 1000)
+    await granted(redis, b"b")
+    await check_kept(redis, 0)
+    assert await redis.pttl(STATE) > hours
+    await redis.delete(PERMITS)
+    await release(redis, b"a")
+    assert await redis.pttl(STATE) > hours
+
+
+async def test_p3_a_shorter_permit_is_told_to_the_first_waiter_that_listens(redis: Client) -> None:
+    """It hears when the first permit ends; a longer one is told to nobody."""
+    async with inbox(redis) as told:
+        await ask(redis, b"a", limit=2)
+        await ask(redis, b"b", limit=2)
+        await waits(redis, b"dead", DEAD)
+        await waits(redis, b"w")
+        await renew(redis, b"a", 2 * TTL)
+        assert await told() == []
+        for token, ttl, first in ((b"a", TTL // 2, TTL // 2), (b"b", 5000, 5000), (b"a", 10_000, 5000)):
+            await renew(redis, token, ttl)
+            ((number, fence, _, ms),) = await told()
+            assert (number, fence) == (b"2", b"0")
+            assert first - 4000 < int(ms) <= first
+
+
+async def test_p2_a_place_that_is_not_in_the_past_is_none(redis: Client) -> None:
+    """The clock went back, or it is another server's: the ticket is the last one."""
+    await granted(redis, b"a", weight=3, limit=3)
+    first = await waits(redis, b"first", limit=3)
+    ticket = ticket_member(ALIVE, 9, 20_000, b"t", 1)
+    assert (await repeated(redis, b"t", ticket, 1, FAR))[:2] == [QUEUED, 1]
+    assert await redis.zscore(QUEUE, ticket) <= await micros(redis)
+    assert await redis.zrange(QUEUE, 0, -1) == [first, ticket]
+
+
+async def test_p3_a_waiter_behind_a_living_heavy_one_looks_from_time_to_time(redis: Client) -> None:
+    """FAULTS A2: that one may die unnoticed. The next is told once that there is room, and its answers say so, too."""
+    async with inbox(redis, ALIVE, OTHER) as told:
+        await granted(redis, b"a", limit=4)
+        await granted(redis, b"b", weight=3, limit=4)
+        heavy = await waits(redis, b"heavy", weight=4, limit=4)
+        light = await waits(redis, b"light", OTHER, limit=4)
+        assert (await ask(redis, b"light", light, limit=4))[-1] == 0, "nothing is free"
+        assert await told() == []
+        await release(redis, b"b")
+        assert [message[:2] for message in await told()] == [(b"1", b"0"), (b"2", b"-1")]
+        assert (await ask(redis, b"light", light, limit=4))[-1] == 2
+        assert (await ask(redis, b"another", limit=4))[-1] == 2
+        assert (await ask(redis, b"heavy", heavy, weight=4, limit=4))[-1] == 0, "it would be granted by a release"
+        await renew(redis, b"a")
+        assert [message[:2] for message in await told()] == [(b"1", b"0")] * 3
+
+
+async def test_p3_a_waiter_behind_a_heavy_one_learns_of_room_by_itself(redis: Client) -> None:
+    """Its own request finds that something is over: it need not be told."""
+    async with inbox(redis, ALIVE, OTHER) as told:
+        await granted(redis, b"a")
+        await granted(redis, b"b")
+        await waits(redis, b"heavy", weight=2)
+        light = await waits(redis, b"light", OTHER)
+        await expire(redis, b"b")
+        assert (await ask(redis, b"light", light))[-1] == 2
+        assert [message[:2] for message in await told()] == [(b"1", b"0")]
