@@ -33,6 +33,7 @@ from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_lo
 T = TypeVar("T")
 
 WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # options of the client, and of the coordinator
     "link": ({}, {}),
     "link-resp2-decoded": ({"protocol": 2, "decode_responses": True}, {}),
     "link-no-socket-timeout": ({"socket_timeout": None}, {}),
@@ -40,71 +41,47 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "polling-resp2-decoded": ({"protocol": 2, "decode_responses": True}, {"push": "never"}),
     "cluster": ({}, {}),
 }
-
-
-WIDELY = ("link-no-socket-timeout", "polling-resp2-decoded", "cluster")
-"""Ways that only the gate tries (--run-ci): the others show what a poll, decoding and RESP2 may change,
-`faults/test_wire_time.py` what a socket timeout does, and `cluster/test_cluster.py` that clusters work."""
+"""Those that differ in decoding and timeouts are for tests that name them: `transport/test_modes.py` shows them all."""
 
 WAYS_OF = {"sentinel": ("link", "polling"), "shards": ("cluster",)}
-"""What goes over another topology: the others differ in what it does not touch. Tests without a way use a link."""
-
-SEMAPHORES_GO = ("link", "polling", "cluster")
-"""The other ways differ in decoding only, which is the same code for all primitives: locks show that it works. Without
-pushes nothing is shared."""
+"""What runs over another topology: the others differ in what it does not touch. Tests without a way use a link."""
 
 
-ABOVE_THE_ENGINE = ("test_exceptions", "test_contexts_", "test_loss")
-"""What these are about happens in the process, whatever decides on the server: locks and semaphores by scripts show
-that it works. With --run-ci they run on talks as well."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect combinations that prove nothing: see `_proves_nothing`."""
+    out = {item for item in items if _proves_nothing(item)}
+    config.hook.pytest_deselected(items=[item for item in items if item in out])
+    items[:] = [item for item in items if item not in out]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the ways that would show nothing new for what is not a lock; mark those for the gate alone."""
-    items[:] = [item for item in items if not _shows_nothing_new(item)]
-    for item in items:
-        if _is_for_the_gate(item):
-            item.add_marker(pytest.mark.ci)
+def _proves_nothing(item: pytest.Item) -> bool:
+    """True if an item is not for this topology, or shares where the test or its way lets nothing be shared.
 
-
-def _chosen(item: pytest.Item) -> dict[str, Any]:
+    A process that shares queues one request for all its tasks: a test marked ``tickets`` is about a request for each.
+    A lock that lingers asks nothing when it is released: a test marked ``asks_on_release`` is about the answer.
+    """
     callspec = getattr(item, "callspec", None)
-    return {} if callspec is None else callspec.params
-
-
-def _is_for_the_gate(item: pytest.Item) -> bool:
-    chosen = _chosen(item)
-    above = chosen.get("kind") in WATCHED and item.path.name.startswith(ABOVE_THE_ENGINE)
-    return above or (chosen.get("way") in WIDELY and OPTIONS.topology == "direct")
-
-
-def _shows_nothing_new(item: pytest.Item) -> bool:
-    chosen = _chosen(item)
-    if OPTIONS.topology != "direct" and chosen.get("way", "link") not in WAYS_OF[OPTIONS.topology]:
+    chosen: dict[str, Any] = {} if callspec is None else callspec.params
+    way, kind = chosen.get("way", "link"), chosen.get("kind", LOCK)
+    if OPTIONS.topology != "direct" and way not in WAYS_OF[OPTIONS.topology]:
         return True
-    if chosen.get("share") and item.get_closest_marker("tickets"):
+    shares = chosen.get("share") or (isinstance(kind, Kind) and kind.share)
+    if shares and ((isinstance(kind, Kind) and kind.share and way != "link") or item.get_closest_marker("tickets")):
         return True
-    kind = chosen.get("kind", LOCK)
-    if not isinstance(kind, Kind):
-        return False
-    if kind.share and (chosen.get("way", "link") != "link" or item.get_closest_marker("tickets")):
-        return True
-    if kind.linger and item.get_closest_marker("asks_on_release"):
-        return True
-    return kind is not LOCK and chosen.get("way", "link") not in SEMAPHORES_GO
+    return isinstance(kind, Kind) and kind.linger > 0 and item.get_closest_marker("asks_on_release") is not None
 
 
-@pytest.fixture(params=KINDS + WATCHED + SHARED, ids=str)
+@pytest.fixture(params=[*KINDS, *SHARED, *(pytest.param(it, marks=pytest.mark.ci) for it in WATCHED)], ids=str)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """What is under test: it lets one in at a time."""
+    """What is under test: it lets one in at a time. `engine` shows that WATCH decides as scripts do."""
     found = request.param
     assert isinstance(found, Kind)
     return found
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["link", "polling", pytest.param("cluster", marks=pytest.mark.ci)])
 def way(request: pytest.FixtureRequest) -> str:
-    """How the locks under test reach the server."""
+    """How the locks under test reach the server: see `WAYS`."""
     return str(request.param)
 
 

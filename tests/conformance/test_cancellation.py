@@ -1,33 +1,40 @@
 """P5: a task may be cancelled at any await, also twice; nothing leaks, nothing is swallowed (FAULTS B1-B7).
 
-Two sweeps. One cancels at every suspension point of the operation, in three ways (see tests/support/sweep.py).
-The other cancels after 0, 1, 2, … turns of the event loop, so that the cancellation also falls between the
-sending of a command and its answer, between answer and push, and into the same turn as either.
+One sweep cancels at every suspension point of the operation, in three ways (see tests/support/sweep.py). The other
+cancels after 0, 1, 2, … turns of the event loop, so that the cancellation also falls between the sending of a command
+and its answer, between answer and push, and into the same turn as either.
+
+Both run for all kinds of primitives that let one in, and for several permits: there a cancelled request may be the
+head that the others wait for, and one release may grant a request that is cancelled in the same turn of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import ConnectionPool, Redis, UnixDomainSocketConnection
 
-from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import BaseLease
 
-from ..support.body import FAST
+from ..support.arena import sweep_all
+from ..support.body import FAST, waits
 from ..support.factories import Kind, holder
-from ..support.sweep import Outcome, sweep
+from ..support.inside import hub_of
 
 NAME = "cancel"
-LEAST = 3
-"""Cancellations that each sweep injects at least. The bar is 300 for this module: its 320 sweeps make 960 at least."""
+LEAST = 2
+"""Cancellations that each sweep injects at least."""
+LIMIT = 5
+TURNS = (*range(36), *range(36, 120, 12))
 
 
 class Arena:
@@ -47,16 +54,15 @@ class Arena:
         self.helpers.append(asyncio.create_task(self._let_go(self.holder)))
 
     async def _let_go(self, holder: BaseLease) -> None:
-        fast = Backoff(initial=0.001, cap=0.002)
-        await wait_until(self._somebody_waits, fast, timeout=5)
+        await wait_until(self._is_awaited, FAST, timeout=5)
         await holder.release()
 
-    def _somebody_waits(self) -> bool:
+    def _is_awaited(self) -> bool:
         # Not by the server, which knows nothing of tasks that wait for a lease of their own process.
         return any(view.waiting for view in self.sync.statistics())
 
-    async def settle(self) -> None:
-        """End what the scenario started, whichever task was cancelled."""
+    async def finish(self) -> None:
+        """End what the operation started, whichever task was cancelled; then everything is free."""
         for helper in self.helpers:
             helper.cancel()
         await asyncio.gather(*self.helpers, return_exceptions=True)
@@ -64,6 +70,11 @@ class Arena:
         if self.holder is not None:
             await self.holder.release()
             self.holder = None
+        local = self.lock._resource()
+        for lease in local.held():
+            await lease.release()
+        local.forget_if_idle()
+        await self.check_free()
 
     async def check_free(self) -> None:
         """Usable immediately: by this process in order, and by anybody as soon as what was sent has arrived."""
@@ -74,9 +85,6 @@ class Arena:
         after = await self.lock.statistics()
         assert (await holder(self.lock), after.waiting) == (None, 0), after
         assert await self.kind.empty(self.redis, NAME)
-
-
-Operation = Callable[[Arena], Coroutine[None, None, object]]
 
 
 async def acquire_and_release(arena: Arena) -> None:
@@ -133,7 +141,7 @@ async def timed_out(arena: Arena) -> None:
         holder._grant.give_back()
 
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     operation.__name__: operation
     for operation in (
         acquire_and_release,
@@ -147,55 +155,207 @@ OPERATIONS: dict[str, Operation] = {
         timed_out,
     )
 }
+twice = pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
 
 
-@pytest_asyncio.fixture
-async def arena(kind: Kind, sync: Coordinator, redis: Redis) -> AsyncIterator[Arena]:
+@pytest.mark.parametrize("name", OPERATIONS)
+@twice
+async def test_p5_cancelled_anywhere(kind: Kind, sync: Coordinator, redis: Redis, name: str, twice: bool) -> None:
     arena = Arena(kind, sync, redis)
     await arena.check_free()  # connected: the sweeps are not about the first connection
-    yield arena
+    operation = partial(OPERATIONS[name], arena)
+    assert await sweep_all(arena, operation, twice=twice, turns=() if twice else TURNS) >= LEAST
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-async def test_p5_cancelled_at_every_suspension_point(arena: Arena, name: str, twice: bool) -> None:
-    async def check(outcome: Outcome[object]) -> None:
-        await finish(arena)
-
-    result = await sweep(lambda: OPERATIONS[name](arena), check, twice=twice)
-    assert not result.swallowed
-    assert result.cancellations.total() >= LEAST
+# -- several permits -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-async def test_p5_cancelled_after_any_number_of_turns(arena: Arena, name: str) -> None:
-    injected = 0
-    for turns in (*range(36), *range(36, 120, 12)):
-        task = asyncio.create_task(coroutine(OPERATIONS[name], arena))
+class Permits:
+    """A semaphore whose permits may be held, and what must be true after every cancelled operation."""
+
+    def __init__(self, sync: Coordinator, other: Coordinator) -> None:
+        self.sem = AsyncSemaphore(sync, NAME, limit=LIMIT)
+        self.theirs = AsyncSemaphore(other, NAME, limit=LIMIT)
+        self.helpers: list[asyncio.Task[None]] = []
+
+    async def hold(self, *weights: int) -> None:
+        """Somebody else holds these, and lets them go one after the other as soon as somebody waits."""
+        leases = [await self.theirs.acquire(weight=weight, timeout=5) for weight in weights]
+        self.helpers.append(asyncio.create_task(self._let_go(leases)))
+
+    async def _let_go(self, leases: list[Lease]) -> None:
+        await wait_until(self._is_awaited, FAST, timeout=5)
+        for lease in leases:
+            await lease.release()
+
+    async def _is_awaited(self) -> bool:
+        return (await self.theirs.statistics()).waiting > 0
+
+    async def finish(self) -> None:
+        """End what the operation started, whichever task was cancelled; then everything is free."""
+        for helper in self.helpers:
+            helper.cancel()
+        await asyncio.gather(*self.helpers, return_exceptions=True)
+        self.helpers.clear()
+        for sem in (self.sem, self.theirs):
+            for lease in list(sem._resource().leases):
+                await lease.release()
+            sem._resource().forget_if_idle()
+        await self.check_free()
+
+    async def check_free(self) -> None:
+        """All of it can be had: by this process in order, and by others when what was sent has arrived."""
+        for sem in (self.sem, self.theirs):
+            await (await sem.acquire(weight=LIMIT, timeout=5)).release()
+        found = await self.theirs.statistics()
+        assert (found.held, found.waiting, found.holders) == (0, 0, ()), found
+
+
+async def weighted(permits: Permits) -> None:
+    async with permits.sem.acquire(weight=3) as lease:
+        await lease.extend(20)
+
+
+async def several(permits: Permits) -> None:
+    async with permits.sem.acquire(weight=2), permits.sem.acquire(weight=3):
+        assert await permits.sem.try_acquire() is None
+
+
+async def weighted_by_hand_over(permits: Permits) -> None:
+    """It gets them from the second release: the first one frees too few."""
+    await permits.hold(2, 3)
+    async with permits.sem.acquire(weight=4, timeout=20):
+        await asyncio.sleep(0)
+
+
+async def permits_by_identity_and_hand_over(permits: Permits) -> None:
+    await permits.hold(5)
+    async with permits.sem.acquire(weight=2, identity="worker-7"):
+        await permits.sem.acquire(weight=1, identity="worker-7")
+
+
+async def resized(permits: Permits) -> None:
+    await permits.sem.resize(LIMIT)
+    await permits.sem.get_limit()
+
+
+PERMIT_OPERATIONS: dict[str, Callable[[Permits], Awaitable[None]]] = {
+    operation.__name__: operation
+    for operation in (weighted, several, weighted_by_hand_over, permits_by_identity_and_hand_over, resized)
+}
+
+
+@pytest.mark.parametrize("name", PERMIT_OPERATIONS)
+@twice
+async def test_p5_permits_cancelled_anywhere(sync: Coordinator, other: Coordinator, name: str, twice: bool) -> None:
+    permits = Permits(sync, other)
+    await permits.check_free()
+    operation = partial(PERMIT_OPERATIONS[name], permits)
+    assert await sweep_all(permits, operation, twice=twice, turns=() if twice else TURNS) >= LEAST
+
+
+async def test_p5_b6_random_cancellations_of_permits(sync: Coordinator, other: Coordinator, way: str) -> None:
+    """P1, P5: requests of weights 1 to 5 that are cancelled or time out at random: none leaks a permit."""
+    rounds = 20 if way == "link" else 10
+    chance = random.Random(4711)
+    used = 0
+    cancelled = 0
+    sems = [AsyncSemaphore(one, NAME, limit=LIMIT, ttl=10) for one in (sync, other)]
+
+    async def section(weight: int, timeout: float | None) -> None:
+        nonlocal used
+        async with chance.choice(sems).acquire(weight=weight, timeout=timeout):
+            used += weight
+            assert used <= LIMIT
+            try:
+                for _ in range(chance.randrange(3)):
+                    await asyncio.sleep(0)
+            finally:
+                used -= weight
+
+    async def contend() -> None:
+        nonlocal cancelled
+        for _ in range(rounds):
+            timeout = chance.random() * 0.01 if chance.random() < 0.3 else None
+            task = asyncio.create_task(section(1 + chance.randrange(LIMIT), timeout))
+            if chance.random() > 0.5:
+                for _ in range(chance.randrange(25)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            await asyncio.wait([task])
+            if task.cancelled():
+                cancelled += 1
+            elif (error := task.exception()) is not None:
+                assert isinstance(error, (AcquireTimeout, Unreachable)), error  # the latter: before any answer
+
+    async with asyncio.timeout(100):
+        await asyncio.gather(*(contend() for _ in range(20)))
+    for sem in sems:
+        await (await sem.acquire(weight=LIMIT, timeout=0.2)).release()
+    found = await sems[0].statistics()
+    assert (found.held, found.waiting) == (0, 0)
+    assert cancelled > 4 * rounds
+    assert not hub_of(sync).acquisitions
+    assert not hub_of(sync).resources
+
+
+async def test_p5_the_head_that_others_wait_for_is_cancelled(sync: Coordinator, other: Coordinator) -> None:
+    """P5, B2: some turns after the release that makes room for it: the request behind it does not wait forever."""
+    sem, theirs = (AsyncSemaphore(one, NAME, limit=LIMIT) for one in (sync, other))
+    granted = 0
+    for turns in (*range(-5, 25), *range(25, 60, 5)):
+        holder = await theirs.acquire(weight=2)
+        heavy = asyncio.create_task(sem.acquire(weight=LIMIT))
+        await wait_until(waits(theirs, 1), FAST, timeout=5)
+        light = asyncio.create_task(theirs.acquire(weight=4))
+        await wait_until(waits(theirs, 2), FAST, timeout=5)
+        if turns < 0:
+            heavy.cancel()
+        for _ in range(-turns):
+            await asyncio.sleep(0)
+        release = asyncio.create_task(holder.release())
         for _ in range(turns):
             await asyncio.sleep(0)
-        if task.cancel():
-            injected += 1
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        else:
-            await task
-        await finish(arena)
-    assert injected >= LEAST
-
-
-async def coroutine(operation: Operation, arena: Arena) -> object:
-    return await operation(arena)
-
-
-async def finish(arena: Arena) -> None:
-    """The operations release only when they are not cancelled in between: do it for them, then look."""
-    await arena.settle()
-    local = arena.lock._resource()
-    for lease in local.held():
+        heavy.cancel()
+        await asyncio.wait([heavy])
+        if not heavy.cancelled():
+            granted += 1
+            await heavy.result().release()
+        lease = await asyncio.wait_for(light, 15)
+        await release
+        assert (await theirs.statistics()).held == 4
         await lease.release()
-    local.forget_if_idle()
-    await arena.check_free()
+    assert granted < 37
+    assert await sem.acquire(weight=LIMIT, timeout=0)
+
+
+@pytest.mark.parametrize("way", ["link"])
+async def test_p5_a_batch_meets_cancellations(sync: Coordinator, other: Coordinator) -> None:
+    """P5, B2: one release grants six; three of them are cancelled some turns after it: the next ones get theirs."""
+    sem, theirs = (AsyncSemaphore(one, NAME, limit=6) for one in (sync, other))
+    for turns in range(25):
+        holder = await theirs.acquire(weight=6)
+        tasks = [asyncio.create_task(sem.acquire()) for _ in range(6)]
+        await wait_until(waits(theirs, 6), FAST, timeout=5)
+        behind = [asyncio.create_task(theirs.acquire()) for _ in range(3)]
+        await wait_until(waits(theirs, 9), FAST, timeout=5)
+        release = asyncio.create_task(holder.release())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.wait(tasks)
+        kept = [task.result() for task in tasks if not task.cancelled()]
+        for lease in kept[3:]:  # the grant came first
+            await lease.release()
+        async with asyncio.timeout(15):
+            kept = kept[:3] + [await task for task in behind]
+        await release
+        assert (await theirs.statistics()).held == 6
+        for lease in kept:
+            lease.check()
+            await lease.release()
+    assert await sem.acquire(weight=6, timeout=0)
 
 
 @pytest.mark.real

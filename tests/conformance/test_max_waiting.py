@@ -44,12 +44,6 @@ KINDS: dict[str, tuple[Make, Keys]] = {
 }
 
 
-@pytest.fixture(params=["link", "polling", "cluster"])
-def way(request: pytest.FixtureRequest) -> str:
-    """What differs here is only how a waiter is queued."""
-    return str(request.param)
-
-
 @pytest.fixture(params=KINDS)
 def what(request: pytest.FixtureRequest) -> str:
     return str(request.param)

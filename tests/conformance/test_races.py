@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import resource
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Literal
+from typing import Literal, Self
 
 import pytest
 import pytest_asyncio
@@ -25,10 +24,9 @@ from redis_sync_aio.types import BaseLease
 from ..conftest import SELDOM
 from ..support.body import FAST, waits
 from ..support.factories import KINDS, Kind
-from ..support.inside import cohorts_of, hub_of, link_events_of, now, tuned
+from ..support.inside import cohorts_of, hub_of, now, tuned
 from ..support.options import OPTIONS
-from ..support.proxy import FaultProxy
-from ..support.timed import Timed, assert_within
+from ..support.proxy import DROP, FaultProxy
 
 NAME = "race"
 AT_ONCE = 0.1
@@ -36,7 +34,7 @@ AT_ONCE = 0.1
 
 Ends = Literal["cancelled", "times out"]
 ends = pytest.mark.parametrize("how", ["cancelled", "times out"])
-many = pytest.mark.parametrize("many", [pytest.param(10_000, marks=pytest.mark.ci), 1_000])
+many = pytest.mark.parametrize("many", [pytest.param(10_000, marks=pytest.mark.ci), 300])
 only_link = pytest.mark.parametrize("way", ["link"])
 
 
@@ -63,7 +61,7 @@ async def third_gets_it(
     third: asyncio.Task[BaseLease], first: asyncio.Task[BaseLease], give_up: Callable[[], object]
 ) -> BaseLease:
     """The third has the lock immediately when the first is gone; never both."""
-    begin = time.monotonic()
+    begin = now()
     give_up()
     await asyncio.wait([first])
     if not first.cancelled() and first.exception() is None:  # the grant won
@@ -72,7 +70,7 @@ async def third_gets_it(
         assert not third.done()
         await lease.release()
     lease = await asyncio.wait_for(third, 15)
-    assert time.monotonic() - begin < AT_ONCE * 5  # a round trip; slack for a busy machine
+    assert now() - begin < AT_ONCE
     lease.check()
     return lease
 
@@ -104,58 +102,12 @@ async def three(
 
 
 @ends
-@pytest.mark.parametrize("order", ["before the grant", "after the grant"])
-@only_link
-async def test_p5_b2_grant_and_end_in_the_same_turn(
-    kind: Kind,
-    sync: Coordinator,
-    other: Coordinator,
-    last: Coordinator,
-    redis: Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    how: Ends,
-    order: str,
-) -> None:
-    """The push is at the door, and the waiter ends right before, or right after it is let in."""
-    for _ in range(10):
-        holder, first, third = await three(kind, sync, other, last)
-        entered, let_in = asyncio.Event(), link_events_of(sync).link_pushed
-
-        def end() -> None:
-            if how == "cancelled":
-                first.cancel()  # noqa: B023
-            else:
-                expire(sync)
-
-        def pushed(payload: bytes) -> None:
-            if order == "before the grant":
-                end()
-            let_in(payload)  # noqa: B023
-            if order == "after the grant":
-                end()
-            entered.set()  # noqa: B023
-
-        monkeypatch.setattr(link_events_of(sync), "link_pushed", pushed)
-        await holder.release()
-        await asyncio.wait_for(entered.wait(), 15)
-        monkeypatch.setattr(link_events_of(sync), "link_pushed", let_in)
-        lease = await third_gets_it(third, first, lambda: None)
-        if how == "cancelled":
-            assert first.cancelled()
-        else:  # the grant wins: in the same turn, and while a waiter whose time is up asks who has it
-            assert first.result().fence < lease.fence
-        assert lease.fence > holder.fence
-        await lease.release()
-    await nothing_left(kind, sync, redis)
-
-
-@ends
 async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
     kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
     """Both orders of release and end, and all the turns of the loop between them."""
     won = 0
-    for apart in (*range(-10, 30), *range(30, 90, 6)):
+    for apart in (*range(-5, 20), *range(20, 60, 8)):
         holder, first, third = await three(kind, sync, other, last)
 
         def end(first: asyncio.Task[BaseLease] = first) -> None:
@@ -174,7 +126,7 @@ async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
         await release
         await lease.release()
     await nothing_left(kind, sync, redis)
-    assert won < 50  # in some of them the end came first
+    assert won <= 25  # in some of them the end came first
 
 
 @ends
@@ -237,7 +189,7 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
     names = [f"{NAME}{number}" for number in range(5)]
     counter = dict.fromkeys(names, 0)
     entered = dict.fromkeys(names, 0)
-    ended = {"cancelled": 0, "timed out": 0}
+    cancelled = 0
 
     async def section(name: str, timeout: float | None) -> None:
         async with kind.make(sync, name, ttl=10).acquire(timeout=timeout):
@@ -247,6 +199,7 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
             entered[name] += 1
 
     async def contend() -> None:
+        nonlocal cancelled
         for _ in range(rounds):
             end = chance.random()
             task = asyncio.create_task(section(chance.choice(names), chance.random() * 0.01 if end < 0.3 else None))
@@ -255,81 +208,45 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
                 task.cancel()
             await asyncio.wait([task])
             if task.cancelled():
-                ended["cancelled"] += 1
+                cancelled += 1
             elif (error := task.exception()) is not None:
                 assert isinstance(error, (AcquireTimeout, Unreachable)), error  # the latter: before any answer
-                ended["timed out"] += 1
 
     async with asyncio.timeout(100):
         await asyncio.gather(*(contend() for _ in range(25)))
 
-    async def all_again() -> float:
-        async with Timed() as took:
-            for lease in await asyncio.gather(*(kind.make(sync, name).acquire(timeout=2) for name in names)):
-                await lease.release()
-        return took.waited
-
-    await assert_within(AT_ONCE * 5, all_again)  # slack for a busy machine
+    for lease in await asyncio.gather(*(kind.make(sync, name).acquire(timeout=AT_ONCE) for name in names)):
+        await lease.release()
     assert counter == entered
-    assert ended["cancelled"] > 5 * rounds
-    print(f"\n{way}: {25 * rounds} acquires, {ended}, {sum(entered.values())} sections")
+    assert cancelled > 5 * rounds
     for name in names:
         await nothing_left(kind, sync, redis, name)
 
 
 @pytest.mark.parametrize("heal", ["poll_cap", "lease"])
-@only_link
 async def test_p3_c7_lost_wake_up_is_healed(
-    kind: Kind, client: Redis, redis: Redis, other: Coordinator, monkeypatch: pytest.MonkeyPatch, heal: str
+    kind: Kind, server: EmbeddedServer, redis: Redis, other: Coordinator, heal: str
 ) -> None:
     """The grant never arrives. The waiter finds out when the holder's lease should have ended, or at the cap."""
     ttl, cap = (30.0, 0.15) if heal == "poll_cap" else (0.3, 10.0)
-    async with tuned(client, poll_cap=cap) as sync:
-
-        async def heals() -> float:
-            """Return for how much longer than promised that took."""
-            holder = await kind.make(other, NAME, ttl=ttl, auto_renew=False).acquire()
-            waiter = asyncio.create_task(kind.make(sync, NAME, ttl=30).acquire())
-            await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
-            let_in, swallowed = link_events_of(sync).link_pushed, asyncio.Event()
-
-            def swallow(payload: bytes) -> None:
-                if payload.split()[1] != b"0":
-                    swallowed.set()
-                    monkeypatch.setattr(link_events_of(sync), "link_pushed", let_in)
-
-            monkeypatch.setattr(link_events_of(sync), "link_pushed", swallow)
-            left = holder.remaining()
-            await holder.release()
-            await asyncio.wait_for(swallowed.wait(), 15)
-            began = now()
-            lease = await asyncio.wait_for(waiter, 15)
-            took = now() - began
-            assert lease.fence > holder.fence
-            lease.check()
-            await lease.release()
-            return took - min(left, cap)
-
-        for _ in range(3):
-            await assert_within(0.1, heals)
+    async with FaultProxy(server) as proxy, proxy.client() as client, tuned(client, poll_cap=cap) as sync:
+        holder = await kind.make(other, NAME, ttl=ttl, auto_renew=False).acquire()
+        waiter = asyncio.create_task(kind.make(sync, NAME, ttl=30).acquire())
+        await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
+        lost = proxy.on_push(lambda args: args[-1].split()[1] != b"0", DROP)
+        left = holder.remaining()
+        began = now()
+        await holder.release()
+        lease = await asyncio.wait_for(waiter, 15)
+        assert lost.acted == 1
+        assert now() - began < min(left, cap) + 0.1
+        assert lease.fence > holder.fence
+        lease.check()
+        await lease.release()
         await nothing_left(kind, sync, redis)
 
 
 # -- ten thousand --------------------------------------------------------------------------------------------
-
-
-async def commands(redis: Redis) -> dict[str, int]:
-    """How often the server has run which commands, scripts' own calls aside."""
-    stats: dict[str, Any] = await redis.info("commandstats")
-    return {name: one["calls"] for name, one in stats.items() if "evalsha" in name or "eval" in name}
-
-
-async def connected(redis: Redis) -> int:
-    return len(await redis.client_list())
-
-
-def cpu() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
 @pytest_asyncio.fixture
@@ -342,94 +259,78 @@ async def patient(redis: Redis) -> AsyncIterator[Coordinator]:
         yield coordinator
 
 
-@only_link
+async def scripts_run(redis: Redis) -> int:
+    return int((await redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+
+class Grown:
+    """``with grown``: the memory that is taken in it, in bytes."""
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        tracemalloc.start(1)
+        self._before, _ = tracemalloc.get_traced_memory()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.collect()
+        self.bytes = tracemalloc.get_traced_memory()[0] - self._before
+        tracemalloc.stop()
+
+
 @many
 @pytest.mark.parametrize("kind", KINDS, ids=str)  # WATCH takes one at a time
-async def test_p9_e7_ten_thousand_waiters(kind: Kind, patient: Coordinator, redis: Redis, many: int, way: str) -> None:
+async def test_p9_e7_ten_thousand_waiters(kind: Kind, patient: Coordinator, redis: Redis, many: int) -> None:
     """On one lock: no command but their own, one connection, 8 KiB each; all cancelled in a moment."""
     lock = kind.make(patient, NAME, ttl=60)
-    others = await connected(redis)
+    others = len(await redis.client_list())
     holder = await lock.acquire()
-    gc.collect()
-    tracemalloc.start(1)
-    before, _ = tracemalloc.get_traced_memory()
-    begin = time.monotonic()
-    waiters = [asyncio.create_task(lock.acquire()) for _ in range(many)]
-    await wait_until(waits(lock, many), FAST, timeout=60)
-    queueing = time.monotonic() - begin
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert await connected(redis) - others <= 2
-    assert (after - before) / many < 8192
+    with Grown() as grown:
+        waiters = [asyncio.create_task(lock.acquire()) for _ in range(many)]
+        await wait_until(waits(lock, many), FAST, timeout=60)
+    assert len(await redis.client_list()) - others <= 2
+    assert grown.bytes / many < 8192
 
     handed = 200
-    sent, fence, connections = await commands(redis), holder.fence, patient.connections
-    begin = time.monotonic()
+    sent, fence, connections = await scripts_run(redis), holder.fence, patient.connections
     await holder.release()
     for waiter in waiters[:handed]:
         lease = await asyncio.wait_for(waiter, 15)
         assert lease.fence > fence
         fence = lease.fence
         await lease.release()
-    handing = time.monotonic() - begin
-    used = sum((await commands(redis)).values()) - sum(sent.values())
+    assert (await scripts_run(redis) - sent) / handed <= 5
     last = await asyncio.wait_for(waiters[handed], 15)  # the hand-over that the last release began
     assert patient.connections == connections
-    assert used / handed <= 5
     await last.extend(60)  # beyond its claim: so many cancellations keep the loop busy
 
-    used_cpu, begin = cpu(), time.monotonic()
+    used = time.process_time()
     for waiter in waiters[handed + 1 :]:
         waiter.cancel()
     await asyncio.wait(waiters)
-    returned = time.monotonic() - begin
     await wait_until(waits(lock, 0), FAST, timeout=60)
-    cancelling, used_cpu = time.monotonic() - begin, cpu() - used_cpu
+    assert time.process_time() - used < 6  # the bar is 2 on a quiet machine
     assert all(waiter.cancelled() for waiter in waiters[handed + 1 :])
-    assert used_cpu < 6  # the bar is 2 on a quiet machine
     assert not hub_of(patient).acquisitions
     last.check()
     await last.release()
     await nothing_left(kind, patient, redis)
-    print(
-        f"\n{many} waiters of one {kind}: queued in {queueing:.2f} s (under tracemalloc), "
-        f"{(after - before) / many:.0f} bytes each; "
-        f"{used / handed:.2f} commands and {handing / handed * 1e6:.0f} us per hand-over; "
-        f"cancelled in {returned:.2f} s, off the server in {cancelling:.2f} s, {used_cpu:.2f} s CPU"
-    )
 
 
-@only_link
 @many
-async def test_p9_e7_ten_thousand_locks(patient: Coordinator, redis: Redis, many: int, way: str) -> None:
+async def test_p9_e7_ten_thousand_locks(patient: Coordinator, redis: Redis, many: int) -> None:
     """Together, of one process: held, renewed and released over one connection. (Leases of permits are the same.)"""
-    others = await connected(redis)
+    others = len(await redis.client_list())
     locks = [AsyncLock(patient, f"{NAME}:{number}", ttl=60) for number in range(many)]
-    gc.collect()
-    tracemalloc.start(1)
-    before, _ = tracemalloc.get_traced_memory()
-    leases = await asyncio.gather(*(lock.acquire() for lock in locks))
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert await connected(redis) - others <= 2
+    with Grown() as grown:
+        leases = await asyncio.gather(*(lock.acquire() for lock in locks))
+    assert grown.bytes / many < 8192
+    assert len(await redis.client_list()) - others <= 2
     assert await redis.dbsize() == 2 * many  # the holders, the fences
-    begin = time.monotonic()
     await asyncio.gather(*(lease.extend(60) for lease in leases))
-    extending = time.monotonic() - begin
-    begin = time.monotonic()
     await asyncio.gather(*(lease.release() for lease in leases))
-    releasing = time.monotonic() - begin
-    begin = time.monotonic()
-    leases = await asyncio.gather(*(lock.acquire() for lock in locks))
-    acquiring = time.monotonic() - begin
-    await asyncio.gather(*(lease.release() for lease in leases))
+    await asyncio.gather(*(lock.acquire() for lock in locks))
+    await asyncio.gather(*(lock.release() for lock in locks))
     assert not hub_of(patient).acquisitions
     assert not hub_of(patient).resources
     assert await redis.dbsize() == many
-    assert (after - before) / many < 8192
-    print(
-        f"\n{many} locks: acquired in {acquiring:.2f} s, renewed in {extending:.2f} s, released in {releasing:.2f} s, "
-        f"{(after - before) / many:.0f} bytes each"
-    )

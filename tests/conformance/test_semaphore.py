@@ -1,7 +1,7 @@
-"""P1, P2, P8: permits: never more than the limit, in the order of arrival, one limit that all agree on.
+"""Permits: never more than the limit, in the order of arrival, one limit that all agree on; whose, how long, how lost.
 
-What a semaphore of one permit has in common with a lock is tested there: test_cancellation.py, test_loss.py and others
-run for both. Leases, identities and losses of permits are in test_semaphore_permits.py.
+P1, P2, P4, P6, P8, P12; FAULTS D2 (a key deleted or evicted), D10 (out of memory). What a semaphore of one permit has
+in common with a lock is tested there: test_cancellation.py, test_loss.py and others run for both.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, QueueFull, wait_until
-from redis_sync_aio.errors import LimitMismatch
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, LeaseLost, NotHeld, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import LimitMismatch, OutOfMemory
 
-from ..support.body import FAST, waits
-from ..support.inside import hub_of
+from ..support.body import FAST, for_ever, lost_in, waits
+from ..support.inside import hub_of, now
+from ..support.views import tokens
 
 NAME = "permits"
 only_link = pytest.mark.parametrize("way", ["link"])
-
-
-@pytest.fixture(params=["link", "polling", "cluster"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def semaphore(sync: Coordinator, limit: int | None, **options: Any) -> AsyncSemaphore:
@@ -67,6 +64,17 @@ async def all_free(sem: AsyncSemaphore) -> None:
     assert (found.held, found.waiting, found.holders) == (0, 0, ())
 
 
+async def capacity(sem: AsyncSemaphore, limit: int) -> None:
+    """Exactly so many permits can be had, and then they are all free again."""
+    leases = [await sem.acquire(timeout=5) for _ in range(limit)]
+    assert await sem.try_acquire() is None
+    assert (await sem.statistics()).held == limit
+    for lease in leases:
+        await lease.release()
+    found = await sem.statistics()
+    assert (found.held, found.waiting) == (0, 0)
+
+
 # -- capacity ----------------------------------------------------------------------------------------------
 
 
@@ -96,6 +104,7 @@ async def test_p1_never_more_than_the_limit(sync: Coordinator, other: Coordinato
         while running:
             found = await watcher.statistics()
             seen.append(found.held)
+            await asyncio.sleep(0.01)
             assert sum(holder.weight for holder in found.holders) == found.held
             assert found.available == limit - found.held or not found.limit
 
@@ -105,34 +114,6 @@ async def test_p1_never_more_than_the_limit(sync: Coordinator, other: Coordinato
     assert peak == limit
     assert max(seen) <= limit
     await all_free(semaphore(other, None))
-
-
-@pytest.mark.ci
-async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
-    """P1: 10,000 permits of weight 1 and two of 5,000; all of them expire together, and one takes all that is free."""
-    sem = semaphore(sync, 20_000)
-    await sem.locked()
-    hub_of(sync).retry_for = 60  # so many at the same time, on a busy machine
-    heavy = [await sem.acquire(weight=5000), await sem.acquire(weight=5000)]
-    light = await asyncio.gather(*(sem.acquire() for _ in range(10_000 if hub_of(sync).pushes else 500)))
-    found = await sem.statistics()
-    assert found.held == 10_000 + len(light)
-    assert len(found.holders) == 100
-    assert len({lease.fence for lease in (*light, *heavy)}) == len(light) + 2
-    assert await sem.try_acquire(weight=20_000 - found.held + 1) is None
-    await light.pop().release()
-    rest = await sem.acquire(weight=20_000 - found.held + 1)
-    await rest.release()
-    await heavy[0].release()
-    permits = sem._keys.all[0]
-    past: dict[Any, float] = dict.fromkeys(await redis.zrange(permits, 0, -1), 1)
-    await redis.zadd(permits, past)
-    whole = await sem.try_acquire(weight=20_000)
-    assert whole is not None
-    found = await sem.statistics()
-    assert [(holder.token, holder.weight) for holder in found.holders] == [(whole.token, 20_000)]
-    assert await redis.hlen(sem._keys.all[1]) == 5  # limit, used, fence, kept and this permit: nothing piles up
-    await whole.release()
 
 
 # -- order -------------------------------------------------------------------------------------------------
@@ -159,26 +140,6 @@ async def test_p2_grants_follow_arrival_whatever_their_weights(sync: Coordinator
     in_order = [fences[number] for number in range(len(weights))]
     assert in_order == sorted(set(in_order))
     assert min(in_order) > holder.fence
-
-
-async def test_p2_a_heavy_request_is_not_starved(sync: Coordinator, other: Coordinator) -> None:
-    """P2: what is free is kept for it, also from who does not queue, until enough is free."""
-    sem, theirs = semaphore(sync, 3), semaphore(other, 3)
-    holder = await theirs.acquire()
-    (heavy,) = await line_up(sem, 3)
-    light = await line_up(theirs, 1, 1)
-    assert await theirs.try_acquire() is None
-    await assert_waiting(sem, heavy)
-    await assert_waiting(theirs, *light)
-    assert (await sem.statistics()).available == 2
-    await holder.release()
-    (lease,) = await granted(heavy)
-    assert lease.weight == 3
-    await assert_waiting(theirs, *light)
-    await lease.release()
-    for lease in await granted(*light):
-        await lease.release()
-    await all_free(sem)
 
 
 async def test_p2_a_heavy_request_that_gives_up_lets_the_others_in(sync: Coordinator, other: Coordinator) -> None:
@@ -211,21 +172,6 @@ async def test_p9_one_release_grants_as_many_as_fit(sync: Coordinator, other: Co
     for lease in leases:
         await lease.release()
     for lease in await granted(*tasks[8:]):
-        await lease.release()
-    await all_free(sem)
-
-
-async def test_p2_a_grant_lets_in_the_waiters_that_fit_behind_it(sync: Coordinator) -> None:
-    """P2: also when the head took its permits by asking again, not by a push (its holder's key was deleted)."""
-    sem = semaphore(sync, 4)
-    await sem.acquire(weight=4)
-    tasks = await line_up(sem, 2, 1, 1, 1)
-    await sem._client.delete(sem._keys.all[0])
-    ask_again(sem, most=1)
-    leases = await granted(*tasks[:3])
-    await assert_waiting(sem, tasks[3])
-    await leases[0].release()
-    for lease in (*leases[1:], *await granted(tasks[3])):
         await lease.release()
     await all_free(sem)
 
@@ -319,32 +265,6 @@ async def test_growing_grants_waiting_heads_immediately(sync: Coordinator, other
     await all_free(sem)
 
 
-async def test_shrinking_takes_nothing_and_gives_nothing_until_it_fits(sync: Coordinator, other: Coordinator) -> None:
-    sem, admin = semaphore(sync, 4), semaphore(other, 4)
-    leases = [await sem.acquire() for _ in range(4)]
-    tasks = await line_up(sem, 1, 1)
-    await admin.resize(2)
-    assert admin.limit == 2
-    found = await admin.statistics()
-    assert (found.limit, found.held, found.available) == (2, 4, 0)
-    for _ in range(2):
-        await leases.pop().release()
-        await assert_waiting(sem, *tasks)
-    for lease in leases:
-        lease.check()
-        await lease.extend(20)
-    await leases.pop().release()
-    leases += await granted(tasks[0])
-    await assert_waiting(sem, tasks[1])
-    assert await admin.try_acquire() is None
-    await leases.pop().release()
-    for lease in (*leases, *await granted(tasks[1])):
-        await lease.release()
-    async with admin.acquire(weight=2):
-        assert await admin.locked()
-    await all_free(admin)
-
-
 async def test_a_waiter_heavier_than_the_new_limit_is_told(sync: Coordinator, other: Coordinator) -> None:
     """LimitMismatch; the request behind it goes on waiting, and gets what fits."""
     sem, admin = semaphore(sync, 4), semaphore(other, None)
@@ -361,19 +281,6 @@ async def test_a_waiter_heavier_than_the_new_limit_is_told(sync: Coordinator, ot
     await lease.release()
     (lease,) = await granted(tasks[3])
     await lease.release()
-    await all_free(sem)
-
-
-async def test_a_waiter_too_heavy_since_its_own_object_was_resized_is_told(sync: Coordinator) -> None:
-    """That it never fits: to ask again would be of no use."""
-    sem = semaphore(sync, 4)
-    holder = await sem.acquire(weight=3)
-    tasks = await line_up(sem, 4)
-    await sem.resize(2)
-    with pytest.raises(LimitMismatch, match="a weight of 4 never fits into its limit of 2") as caught:
-        await asyncio.wait_for(tasks[0], 5)
-    assert (caught.value.expected, caught.value.found) == (4, 2)
-    await holder.release()
     await all_free(sem)
 
 
@@ -406,20 +313,6 @@ async def test_a_limit_of_0_grants_nothing_and_takes_nothing(sync: Coordinator, 
     for lease in leases:
         await lease.release()
     await all_free(admin)
-
-
-async def test_a_waiter_of_a_paused_semaphore_that_is_too_heavy_afterwards_is_told(sync: Coordinator) -> None:
-    sem = semaphore(sync, None)
-    await sem.resize(0)
-    tasks = await line_up(sem, 3, 1)
-    with pytest.raises(QueueFull):
-        await semaphore(sync, None, max_waiting=2).acquire()
-    await sem.resize(2)
-    with pytest.raises(LimitMismatch, match="a weight of 3 never fits into its limit of 2"):
-        await asyncio.wait_for(tasks[0], 5)
-    for lease in await granted(tasks[1]):
-        await lease.release()
-    await all_free(sem)
 
 
 async def test_an_object_made_with_limit_0_waits_until_the_limit_is_raised(
@@ -461,3 +354,293 @@ async def test_resize_of_a_name_nobody_used(sync: Coordinator, redis: Redis) -> 
     assert await redis.pttl(sem._keys.all[1]) > 0
     async with sem.acquire(weight=3):
         assert await sem.locked()
+
+
+# -- looking -----------------------------------------------------------------------------------------------
+
+
+async def test_statistics(sync: Coordinator, other: Coordinator) -> None:
+    """Who holds what, those whose lease ends first at the front; the waiters, in order."""
+    sem = semaphore(sync, 5)
+    one = await sem.acquire(weight=2, identity="worker-7", ttl=20)
+    two = await sem.acquire(ttl=10)
+    found = await sem.statistics()
+    assert (found.limit, found.held, found.available, found.fence) == (5, 3, 2, two.fence)
+    for holder, lease, ttl in zip(found.holders, (two, one), (10, 20), strict=True):
+        assert (holder.token, holder.weight, holder.fence) == (lease.token, lease.weight, lease.fence)
+        assert holder.identity == ("worker-7" if lease is one else None)
+        assert holder.remaining is not None
+        assert ttl - 1 < holder.remaining < ttl + 1
+    assert not await sem.locked()
+    theirs = semaphore(other, 5)
+    waiting = [asyncio.create_task(theirs.acquire(weight=4, identity=f"waiter-{n}")) for n in range(3)]
+    await wait_until(waits(sem, 3), FAST, timeout=5)
+    assert tokens((await sem.statistics()).waiters) == ("waiter-0", "waiter-1", "waiter-2")
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    await wait_until(waits(sem, 0), FAST, timeout=5)
+    await sem.resize(3)
+    assert await sem.locked()
+    await sem.resize(2)
+    assert await sem.locked()
+    found = await sem.statistics()
+    assert (found.limit, found.held, found.available) == (2, 3, 0)
+    await one.release()
+    await two.release()
+    await capacity(sem, 2)
+
+
+# -- identities --------------------------------------------------------------------------------------------
+
+
+async def test_the_same_identity_is_the_same_permit(sync: Coordinator, other: Coordinator) -> None:
+    """Not a second one, and of the same weight, whatever it asks for; another connection may release it."""
+    sem, theirs = semaphore(sync, 3), semaphore(other, None)
+    first = await sem.acquire(weight=2, identity="worker-7")
+    for one in (sem, theirs):
+        for weight in (1, 2, 3):
+            again = await one.acquire(weight=weight, identity="worker-7", timeout=15)
+            assert (again.token, again.identity, again.fence) == ("worker-7", "worker-7", first.fence)
+            assert again.weight == first.weight == 2
+    assert (await sem.statistics()).held == 2
+    async with sem.acquire(identity="worker-8"):
+        assert await sem.try_acquire(identity="worker-9") is None
+        assert (await theirs.acquire(identity="worker-7", timeout=0)).fence == first.fence
+    await theirs.release(identity="worker-7")
+    assert (await sem.statistics()).held == 0
+    with pytest.raises(LeaseLost):
+        await first.release()
+    async with sem.acquire(identity="worker-7") as lease:
+        assert lease.fence > first.fence
+        assert lease.weight == 1
+    await capacity(sem, 3)
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["own permits", "shared"])
+async def test_p1_release_leaves_the_leases_of_other_tasks_alone(sync: Coordinator, share: bool) -> None:
+    """It ends the latest that the current task acquired; else what one task left behind that has ended."""
+    sem = AsyncSemaphore(sync, NAME, limit=5, share=share)
+    first = await sem.acquire()
+
+    async def another() -> list[Lease]:
+        leases = [await sem.acquire(), await sem.acquire()]
+        await sem.release()
+        return leases
+
+    kept, ended = await asyncio.create_task(another())
+    for lease in (first, kept):
+        lease.check()
+    with pytest.raises(NotHeld):
+        ended.check()
+    last = await sem.acquire()
+    await asyncio.create_task(sem.release())
+    assert [lease.remaining() > 0 for lease in (first, kept, last)] == [True, False, True]
+    with pytest.raises(NotHeld):
+        await asyncio.create_task(sem.release())
+    for _ in range(2):
+        await sem.release()
+    assert (await sem.statistics()).held == 0
+    with pytest.raises(NotHeld):
+        await sem.release()
+
+
+async def test_p1_an_identity_that_waits_twice_gets_one_permit(sync: Coordinator, other: Coordinator) -> None:
+    """P1: the second request finds what the first was granted: the same fence, and the same weight."""
+    sem, theirs = semaphore(sync, 2), semaphore(other, 2)
+    holder = await sem.acquire(weight=2)
+    first = asyncio.create_task(sem.acquire(weight=2, identity="worker-7"))
+    await wait_until(waits(sem, 1), FAST, timeout=5)
+    second = asyncio.create_task(theirs.acquire(weight=1, identity="worker-7"))
+    await wait_until(waits(sem, 2), FAST, timeout=5)
+    await holder.release()
+    async with asyncio.timeout(5):
+        one, same = await first, await second
+    assert (one.fence, one.weight) == (same.fence, same.weight) == (one.fence, 2)
+    assert (await sem.statistics()).held == 2
+    await same.release()
+    await capacity(sem, 2)
+
+
+@only_link
+async def test_p5_an_identity_that_waited_twice_and_gave_up_once(sync: Coordinator, other: Coordinator) -> None:
+    """P5: the second request is cancelled when its turn comes; the first one's permit stays."""
+    sem, theirs = semaphore(sync, 2), semaphore(other, 2)
+    for turns in range(12):
+        holder = await sem.acquire(weight=2)
+        first = asyncio.create_task(sem.acquire(identity="worker-7"))
+        await wait_until(waits(sem, 1), FAST, timeout=5)
+        second = asyncio.create_task(theirs.acquire(identity="worker-7"))
+        await wait_until(waits(sem, 2), FAST, timeout=5)
+        await holder.release()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        second.cancel()
+        lease = await asyncio.wait_for(first, 5)
+        await asyncio.wait([second])
+        await theirs.statistics()  # whatever the cancelled request sends has arrived
+        await theirs.statistics()
+        assert (await sem.statistics()).held == 1
+        await lease.release()
+    await capacity(sem, 2)
+
+
+# -- the end of a lease ------------------------------------------------------------------------------------
+
+
+async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: Coordinator) -> None:
+    """P6: the waiter has them within 0.2 s of that; the old holder is told, and takes nothing back."""
+    sem, theirs = semaphore(sync, 3), semaphore(other, 3)
+    kept = await sem.acquire()
+    gone = await AsyncSemaphore(sync, NAME, limit=3, auto_renew=False, ttl=0.3).acquire(weight=2)
+    waiting = [asyncio.create_task(theirs.acquire()), asyncio.create_task(sem.acquire())]
+    remaining = gone.remaining()
+    begin = now()
+    async with asyncio.timeout(5):
+        leases = [await task for task in waiting]
+    assert remaining - 0.01 < now() - begin < remaining + 0.2
+    for _ in range(2):
+        with pytest.raises(LeaseLost):
+            await gone.release()
+    assert (await sem.statistics()).held == 3
+    for lease in (kept, *leases):
+        lease.check()
+        await lease.release()
+    await capacity(sem, 3)
+
+
+@only_link
+async def test_p3_a_renewal_gives_away_what_is_over(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
+    """P3: the waiter was told of half a minute; another client ended a permit since, and the other one is renewed."""
+    sem, theirs = semaphore(sync, 2), semaphore(other, 2)
+    kept = await sem.acquire()
+    gone = await AsyncSemaphore(sync, NAME, limit=2, auto_renew=False).acquire()
+    waiting = asyncio.create_task(theirs.acquire())
+    await wait_until(waits(sem), FAST, timeout=5)
+    await redis.zadd(sem._keys.all[0], {gone.token: 1})
+    assert not waiting.done()
+    await kept.extend(20)
+    lease = await asyncio.wait_for(waiting, 15)
+    assert (await sem.statistics()).held == 2
+    with pytest.raises(LeaseLost):
+        await gone.release()
+    await lease.release()
+    await kept.release()
+    await capacity(sem, 2)
+
+
+async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator, redis: Redis) -> None:
+    """P6: somebody who knows its identity released it; the others' permits are renewed as before."""
+    sem = semaphore(sync, 3, ttl=0.5)
+    others = [await sem.acquire() for _ in range(2)]
+
+    async def body(lease: Lease) -> None:
+        async with Coordinator(redis) as admin:
+            await semaphore(admin, None).release(identity="worker-7")
+        await for_ever()
+
+    _, error = await lost_in(sem.acquire(identity="worker-7"), body)
+    assert error.reason == "expired"
+    await asyncio.sleep(0.7)  # longer than the ttl: renewed meanwhile
+    for lease in others:
+        lease.check()
+        await lease.release()
+    await capacity(semaphore(sync, 3), 3)
+
+
+@pytest.mark.parametrize("lost", ["state", "permits"])
+@pytest.mark.parametrize("waiters", [0, 3])
+async def test_p6_d2_one_of_its_keys_is_lost(sync: Coordinator, redis: Redis, lost: str, waiters: int) -> None:
+    """P6, D2: evicted or deleted: the holders are told, nobody is stuck, and the limit holds again."""
+    sem = semaphore(sync, 2, ttl=0.3)
+    before = [await sem.acquire() for _ in range(2)]
+    tasks = [asyncio.create_task(sem.acquire()) for _ in range(waiters)]
+    await wait_until(waits(sem, waiters), FAST, timeout=5)
+    permits, state, *_ = sem._keys.all
+    await redis.delete(state if lost == "state" else permits)
+    if waiters:
+        async with asyncio.timeout(5):
+            leases = [await task for task in tasks[:2]]
+        assert (await sem.statistics()).held == 2
+        assert min(lease.fence for lease in leases) > max(lease.fence for lease in before)
+        assert not tasks[2].done()
+        await leases[0].release()
+        leases.append(await asyncio.wait_for(tasks[2], 5))
+        for lease in leases[1:]:
+            await lease.release()
+    for lease in before:
+        await asyncio.wait_for(lease.wait_lost(), 15)
+        with pytest.raises(LeaseLost) as caught:
+            await lease.release()
+        assert caught.value.reason == "expired"
+    await capacity(sem, 2)
+    assert await redis.pttl(state) > 0
+
+
+# -- what is left ------------------------------------------------------------------------------------------
+
+
+async def test_p12_all_keys_end_by_themselves(sync: Coordinator, redis: Redis) -> None:
+    """P12: while held, while waited for, after a cancellation, a resize and the last release; no inbox stays behind."""
+
+    async def check() -> set[bytes | str]:
+        keys = set(await redis.keys())
+        for key in keys:
+            assert await redis.pttl(key) > 0, key
+        return keys
+
+    sem = semaphore(sync, 3)
+    permits, state, queue, polls = sem._keys.all
+    leases = [await sem.acquire(ttl=ttl) for ttl in (1, 30, 86_400)]
+    assert await check() == {permits, state}
+    assert await redis.pttl(permits) > 86_400_000
+    tasks = [asyncio.create_task(sem.acquire()) for _ in range(3)]
+    await wait_until(waits(sem, 3), FAST, timeout=5)
+    assert await check() == {permits, state, queue} | (set() if hub_of(sync).pushes else {polls})
+    tasks[0].cancel()
+    await wait_until(waits(sem, 2), FAST, timeout=5)
+    await sem.resize(2)
+    await check()
+    for lease in leases:
+        await lease.release()
+    async with asyncio.timeout(5):
+        for task in tasks[1:]:
+            await (await task).release()
+    await sem.statistics()
+    assert await check() <= {permits, state}  # the first: the mark of the cancelled request
+    await redis.zremrangebyrank(permits, 0, -1)
+    await capacity(sem, 2)
+    assert await check() == {state}
+
+
+async def test_d10_out_of_memory() -> None:
+    """P6, D10: nothing new is granted, and says why. What is held is renewed, released, and handed over."""
+    async with (
+        EmbeddedServer(port=0) as server,
+        server.client() as client,
+        Coordinator(client) as sync,
+        Coordinator(client) as other,
+    ):
+        sem, theirs = semaphore(sync, 3), semaphore(other, 3)
+        held = [await sem.acquire(), await sem.acquire(weight=2)]
+        waiting = await line_up(theirs, 2, 1)
+        await client.config_set("maxmemory", 1)
+        for one in (sem, theirs):
+            with pytest.raises(OutOfMemory):
+                await one.acquire()
+        assert await sem.try_acquire() is None
+        await held[0].extend(0.9)
+        await held[0].release()
+        await held[1].release()
+        leases = await granted(*waiting)
+        assert (await sem.statistics()).held == 3
+        for lease in leases:
+            await lease.extend(10)
+            await lease.release()
+        with pytest.raises(OutOfMemory):
+            await sem.try_acquire()
+        with pytest.raises(OutOfMemory):
+            await theirs.resize(7)
+        assert await theirs.get_limit() == 3
+        await client.config_set("maxmemory", 0)
+        await capacity(sem, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 from redis.asyncio import Redis
 
@@ -73,7 +74,14 @@ class Arena:
 Operation = Callable[[], Awaitable[object]]
 
 
-async def sweep_all(arena: Arena, operation: Operation, *, twice: bool, turns: Sequence[int]) -> int:
+class Finishes(Protocol):
+    """What ends an operation that was cancelled, and checks that nothing is left."""
+
+    async def finish(self) -> None:
+        """Do so."""
+
+
+async def sweep_all(arena: Finishes, operation: Operation, *, twice: bool, turns: Sequence[int]) -> int:
     """Cancel ``operation`` at every suspension point, and after so many turns of the loop; return how often."""
 
     async def run() -> object:
