@@ -28,6 +28,7 @@ from ..support.factories import KINDS, LOCK, SHARED, WATCHED, Kind
 from ..support.inside import tuned
 from ..support.options import OPTIONS
 from ..support.sentinels import GROUP, Group, sentinels
+from ..support.virtual import ToServer
 from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def _proves_nothing(item: pytest.Item) -> bool:
     if OPTIONS.topology != "direct" and way not in WAYS_OF[OPTIONS.topology]:
         return True
     shares = chosen.get("share") or (isinstance(kind, Kind) and kind.share)
-    if shares and ((isinstance(kind, Kind) and kind.share and way != "link") or item.get_closest_marker("tickets")):
+    if shares and (way != "link" or item.get_closest_marker("tickets")):
         return True
     return isinstance(kind, Kind) and kind.linger > 0 and item.get_closest_marker("asks_on_release") is not None
 
@@ -83,6 +84,20 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def way(request: pytest.FixtureRequest) -> str:
     """How the locks under test reach the server: see `WAYS`."""
     return str(request.param)
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Collect what is written to servers in virtual time; each write is one packet, as a rule."""
+    found: list[bytes] = []
+    write = ToServer.write
+
+    def collected(socket: ToServer, data: bytes | bytearray | memoryview) -> None:
+        found.append(bytes(data))
+        write(socket, data)
+
+    monkeypatch.setattr(ToServer, "write", collected)
+    return found
 
 
 @contextmanager

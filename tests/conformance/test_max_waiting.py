@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,53 +23,52 @@ from redis_sync_aio import (
 )
 
 from ..conftest import MakeClient
-from ..support.body import FAST, waits
-from ..support.inside import Keys, lock_keys, permit_keys, tuned
+from ..support.body import FAST
+from ..support.inside import lock_keys, permit_keys, tuned
 from ..support.sweep import Outcome, sweep
 
 NAME = "queue"
-Make = Callable[..., Any]
 
 
-def _semaphore(sync: Coordinator, name: str, **options: Any) -> AsyncSemaphore:
-    return AsyncSemaphore(sync, name, limit=1, **options)
+@dataclass(frozen=True)
+class Held:
+    """What is held, and where its queue is."""
+
+    make: Callable[..., Any]
+    queue: bytes
 
 
-def _writer(sync: Coordinator, name: str, **options: Any) -> Any:
-    return AsyncReadWriteLock(sync, name, **options).write()
-
-
-KINDS: dict[str, tuple[Make, Keys]] = {
-    "lock": (AsyncLock, lock_keys(NAME.encode())),
-    "semaphore": (_semaphore, permit_keys(NAME.encode(), "sem")),
-    "writer": (_writer, permit_keys(NAME.encode(), "rw")),
+LOCK, PERMITS = lock_keys(NAME.encode()).all, permit_keys(NAME.encode(), "sem").all
+HELD = {
+    "lock": Held(AsyncLock, LOCK[1]),
+    "lock with WATCH": Held(partial(AsyncLock, engine="watch"), LOCK[1]),
+    "semaphore": Held(partial(AsyncSemaphore, limit=1), PERMITS[2]),
+    "semaphore with WATCH": Held(partial(AsyncSemaphore, limit=1, engine="watch"), PERMITS[2]),
+    "writer": Held(
+        lambda *name, **options: AsyncReadWriteLock(*name, **options).write(),
+        permit_keys(NAME.encode(), "rw").all[2],
+    ),
 }
-
-
-@pytest.fixture(params=KINDS)
-def what(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+what = pytest.mark.parametrize("what", HELD)
 
 
 class Queue:
     """Something that is held, and the tickets of those that wait for it."""
 
-    def __init__(self, what: str, sync: Coordinator, redis: Redis, engine: str) -> None:
-        self._make, self._keys = KINDS[what]
-        self._sync, self._redis, self._engine = sync, redis, engine
-        self.key = self._keys.all[1 if what == "lock" else 2]
+    def __init__(self, what: str, sync: Coordinator, redis: Redis) -> None:
+        self._held, self._sync, self._redis = HELD[what], sync, redis
         self.tasks: list[asyncio.Task[Lease]] = []
 
     def make(self, **options: Any) -> Any:
-        return self._make(self._sync, NAME, engine=self._engine, **options)
+        return self._held.make(self._sync, NAME, **options)
 
     async def is_long(self, number: int) -> bool:
-        found: int = await self._redis.zcard(self.key)
+        found: int = await self._redis.zcard(self._held.queue)
         return found == number
 
     async def add(self, **options: Any) -> None:
         """Let one more request wait."""
-        before: int = await self._redis.zcard(self.key)
+        before: int = await self._redis.zcard(self._held.queue)
         self.tasks.append(asyncio.create_task(self.make(**options).acquire(timeout=60)))
         await wait_until(lambda: self.is_long(before + 1), FAST, timeout=20)
 
@@ -81,11 +82,9 @@ class Queue:
         assert await self.is_long(0)
 
 
-@pytest.fixture(params=["auto", "watch"])
-def queue(request: pytest.FixtureRequest, what: str, sync: Coordinator, redis: Redis) -> Queue:
-    if request.param == "watch" and what == "writer":
-        pytest.skip("only locks and semaphores work without scripts")
-    return Queue(what, sync, redis, request.param)
+@pytest.fixture(params=HELD)
+def queue(request: pytest.FixtureRequest, sync: Coordinator, redis: Redis) -> Queue:
+    return Queue(request.param, sync, redis)
 
 
 async def test_a_request_that_finds_a_full_queue_fails_at_the_call(queue: Queue) -> None:
@@ -178,12 +177,12 @@ async def test_readers_are_counted_with_writers(sync: Coordinator) -> None:
         ),
     ],
 )
+@what
 async def test_bad_arguments_are_refused(
     sync: Coordinator, what: str, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    make, _ = KINDS[what]
     with pytest.raises(error, match=message):
-        make(sync, NAME, **options)
+        HELD[what].make(sync, NAME, **options)
 
 
 async def test_a_request_whose_place_was_lost_gets_another_one(
@@ -191,25 +190,13 @@ async def test_a_request_whose_place_was_lost_gets_another_one(
 ) -> None:
     """Although as many wait by then as it would wait behind."""
     async with tuned(make_client(), poll_cap=0.2) as sync:
-        first, queue = Queue("lock", sync, redis, "auto"), Queue("lock", other, redis, "auto")
+        first, queue = Queue("lock", sync, redis), Queue("lock", other, redis)
         holder = await queue.make().acquire()
         await first.add(max_waiting=1)
         await queue.add()
         await queue.add()
-        await redis.zremrangebyrank(queue.key, 0, 0)
+        await redis.zremrangebyrank(HELD["lock"].queue, 0, 0)
         await wait_until(lambda: queue.is_long(3), FAST, timeout=20)
         await holder.release()
         queue.tasks += first.tasks
         await queue.serve()
-
-
-async def test_max_hold_limits_no_queue(sync: Coordinator) -> None:
-    """Without max_waiting, more requests wait than ``max_hold`` has milliseconds."""
-    lock = AsyncLock(sync, NAME, max_hold=0.01)
-    async with AsyncLock(sync, NAME):
-        waiting = [asyncio.create_task(lock.acquire(timeout=60)) for _ in range(12)]
-        await wait_until(waits(lock, 12), FAST, timeout=20)
-        for task in waiting:
-            task.cancel()
-        await asyncio.wait(waiting)
-    assert all(task.cancelled() for task in waiting)

@@ -13,9 +13,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    AsyncLock,
     AsyncReadWriteLock,
-    AsyncSemaphore,
     Coordinator,
     LeaseLost,
     NotHeld,
@@ -38,10 +36,8 @@ PERMITS = f"{{{NAME}}}:rw"
 
 
 @pytest.fixture(params=[False, True], ids=["own permits", "shared"])
-def share(request: pytest.FixtureRequest, way: str) -> bool:
-    """Whether tasks of a process share what it holds; without pushes they do not."""
-    if request.param and way == "polling":
-        pytest.skip("nothing is shared")
+def share(request: pytest.FixtureRequest) -> bool:
+    """Whether tasks of a process share what it holds."""
     return bool(request.param)
 
 
@@ -201,23 +197,6 @@ async def test_a_crashed_reader_costs_the_rest_of_its_lease(sync: Coordinator, r
     assert reader.lost
     await writer.release()
     await check_free(rw)
-
-
-async def test_names_do_not_meet(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
-    """A lock, a semaphore and a read/write lock of one name have nothing to do with each other."""
-    async with AsyncLock(sync, NAME), AsyncSemaphore(sync, NAME, limit=1), rw.write():
-        assert await rw.locked()
-    await check_free(rw)
-
-
-async def test_every_key_ends_by_itself(rw: AsyncReadWriteLock, redis: Redis) -> None:
-    async with rw.read():
-        (writer,) = await line_up(rw, "write")
-        keys = await redis.keys()
-        assert set(keys) >= {PERMITS.encode(), STATE.encode(), f"{PERMITS}:queue".encode()}
-        for key in keys:  # two hours at most, from the fence on: microseconds, rounded up
-            assert 30_000 < await redis.pttl(key) < 7_201_000, key
-    await (await writer).release()
 
 
 # -- downgrade -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, L
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LimitMismatch, OutOfMemory
 
-from ..support.body import FAST, for_ever, lost_in, waits
+from ..support.body import FAST, waits
 from ..support.inside import hub_of, now
 from ..support.views import tokens
 
@@ -315,27 +315,6 @@ async def test_a_limit_of_0_grants_nothing_and_takes_nothing(sync: Coordinator, 
     await all_free(admin)
 
 
-async def test_an_object_made_with_limit_0_waits_until_the_limit_is_raised(
-    sync: Coordinator, other: Coordinator, redis: Redis
-) -> None:
-    """While it waits, 0 is the limit on the server, which other limits do not replace."""
-    sem = semaphore(sync, 0)
-    assert sem.limit == 0
-    assert await sem.try_acquire() is None
-    async with semaphore(other, 2):  # nobody waited
-        pass
-    tasks = await line_up(sem, 1, 2)
-    with pytest.raises(LimitMismatch, match=r"its limit is 0 \(paused\), not 2: use the same limit everywhere"):
-        await semaphore(other, 2).acquire()
-    assert await semaphore(other, None).get_limit() == 0
-    assert await redis.pttl(sem._keys.all[1]) > 3_600_000
-    await semaphore(other, None).resize(2)
-    for task in tasks:
-        for lease in await granted(task):
-            await lease.release()
-    await all_free(semaphore(other, None))
-
-
 async def test_a_request_of_a_paused_semaphore_times_out(sync: Coordinator, other: Coordinator) -> None:
     sem = semaphore(sync, None)
     await semaphore(other, None).resize(0)
@@ -445,23 +424,6 @@ async def test_p1_release_leaves_the_leases_of_other_tasks_alone(sync: Coordinat
         await sem.release()
 
 
-async def test_p1_an_identity_that_waits_twice_gets_one_permit(sync: Coordinator, other: Coordinator) -> None:
-    """P1: the second request finds what the first was granted: the same fence, and the same weight."""
-    sem, theirs = semaphore(sync, 2), semaphore(other, 2)
-    holder = await sem.acquire(weight=2)
-    first = asyncio.create_task(sem.acquire(weight=2, identity="worker-7"))
-    await wait_until(waits(sem, 1), FAST, timeout=5)
-    second = asyncio.create_task(theirs.acquire(weight=1, identity="worker-7"))
-    await wait_until(waits(sem, 2), FAST, timeout=5)
-    await holder.release()
-    async with asyncio.timeout(5):
-        one, same = await first, await second
-    assert (one.fence, one.weight) == (same.fence, same.weight) == (one.fence, 2)
-    assert (await sem.statistics()).held == 2
-    await same.release()
-    await capacity(sem, 2)
-
-
 @only_link
 async def test_p5_an_identity_that_waited_twice_and_gave_up_once(sync: Coordinator, other: Coordinator) -> None:
     """P5: the second request is cancelled when its turn comes; the first one's permit stays."""
@@ -507,45 +469,6 @@ async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: 
         lease.check()
         await lease.release()
     await capacity(sem, 3)
-
-
-@only_link
-async def test_p3_a_renewal_gives_away_what_is_over(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
-    """P3: the waiter was told of half a minute; another client ended a permit since, and the other one is renewed."""
-    sem, theirs = semaphore(sync, 2), semaphore(other, 2)
-    kept = await sem.acquire()
-    gone = await AsyncSemaphore(sync, NAME, limit=2, auto_renew=False).acquire()
-    waiting = asyncio.create_task(theirs.acquire())
-    await wait_until(waits(sem), FAST, timeout=5)
-    await redis.zadd(sem._keys.all[0], {gone.token: 1})
-    assert not waiting.done()
-    await kept.extend(20)
-    lease = await asyncio.wait_for(waiting, 15)
-    assert (await sem.statistics()).held == 2
-    with pytest.raises(LeaseLost):
-        await gone.release()
-    await lease.release()
-    await kept.release()
-    await capacity(sem, 2)
-
-
-async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator, redis: Redis) -> None:
-    """P6: somebody who knows its identity released it; the others' permits are renewed as before."""
-    sem = semaphore(sync, 3, ttl=0.5)
-    others = [await sem.acquire() for _ in range(2)]
-
-    async def body(lease: Lease) -> None:
-        async with Coordinator(redis) as admin:
-            await semaphore(admin, None).release(identity="worker-7")
-        await for_ever()
-
-    _, error = await lost_in(sem.acquire(identity="worker-7"), body)
-    assert error.reason == "expired"
-    await asyncio.sleep(0.7)  # longer than the ttl: renewed meanwhile
-    for lease in others:
-        lease.check()
-        await lease.release()
-    await capacity(semaphore(sync, 3), 3)
 
 
 @pytest.mark.parametrize("lost", ["state", "permits"])
