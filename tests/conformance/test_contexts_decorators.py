@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, Coordinator, synchronized
+from redis_sync_aio import AcquireTimeout, Coordinator, synchronized, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.body import FAST, waits
 from ..support.factories import Exclusive, Kind, holder
 from ..support.wired import wired
 
@@ -78,28 +79,27 @@ async def test_wrap_takes_what_is_called_as_a_coroutine_function(lock: Exclusive
 
 async def test_synchronized(sync: Coordinator) -> None:
     """The name is made from the arguments, defaults included: equal names exclude each other, others do not."""
-    inside: dict[str, int] = {}
-    most: dict[str, int] = {}
-    together: list[int] = []
-    both = asyncio.Barrier(2)
-    """Of two names, so they meet only if neither excludes the other."""
+    running, end = asyncio.Event(), asyncio.Event()
+    done: list[tuple[int, str]] = []
 
-    @synchronized(sync, "user:{user}:{kind}", timeout=5)
-    async def charge(user: int, kind: str = "a") -> None:
-        key = f"user:{user}:{kind}"
-        assert await sync.lock(key).locked()
-        inside[key] = inside.get(key, 0) + 1
-        most[key] = max(most.get(key, 0), inside[key])
-        if key != "user:1:a":
-            async with asyncio.timeout(5):
-                await both.wait()
-        together.append(sum(inside.values()))
-        await asyncio.sleep(0.01)
-        inside[key] -= 1
+    @synchronized(sync, "user:{user}:{kind}", timeout=60)
+    async def charge(user: int, kind: str = "a", *, lasts: bool = False) -> None:
+        assert await sync.lock(f"user:{user}:{kind}").locked()
+        if lasts:
+            running.set()
+            await end.wait()
+        done.append((user, kind))
 
-    await asyncio.gather(charge(1), charge(1), charge(user=1, kind="a"), charge(2), charge(1, "b"))
-    assert most == {"user:1:a": 1, "user:2:a": 1, "user:1:b": 1}
-    assert max(together) > 1
+    first = asyncio.create_task(charge(1, lasts=True))
+    await running.wait()
+    same = asyncio.create_task(charge(user=1, kind="a"))
+    await charge(2)
+    await charge(1, "b")
+    await wait_until(waits(sync.lock("user:1:a")), FAST, timeout=5)
+    assert done == [(2, "a"), (1, "b")]
+    end.set()
+    await asyncio.gather(first, same)
+    assert done == [(2, "a"), (1, "b"), (1, "a"), (1, "a")]
 
 
 async def test_a_name_may_refer_to_all_of_an_argument(sync: Coordinator) -> None:
@@ -116,7 +116,7 @@ async def test_a_name_may_refer_to_all_of_an_argument(sync: Coordinator) -> None
 
 
 async def test_the_client_is_asked_for_at_each_call(sync: Coordinator, redis: Redis) -> None:
-    """So a module can be imported before there is a client."""
+    """So a module can be imported before there is a client. What gives it is checked at decoration."""
     made: list[Redis | Coordinator] = []
 
     @synchronized(lambda: made[-1], NAME, timeout=0)
@@ -134,19 +134,13 @@ async def test_the_client_is_asked_for_at_each_call(sync: Coordinator, redis: Re
     with pytest.raises(IndexError):
         await report()
 
-
-async def test_what_gives_the_client_is_checked_at_decoration(sync: Coordinator) -> None:
     async def late() -> Coordinator:
         return sync
 
-    bad: list[tuple[Any, dict[str, Any]]] = [
-        (late, {}),
-        (lambda: sync, {"ttl": -1}),
-        (lambda: sync, {"on_busy": "wait"}),
-    ]
-    for client, options in bad:
+    bad: Any
+    for bad, options in ((late, {}), (lambda: sync, {"ttl": -1}), (lambda: sync, {"on_busy": "wait"})):
         with pytest.raises((TypeError, ValueError)):
-            synchronized(client, NAME, **options)
+            synchronized(bad, NAME, **options)
     with pytest.raises(ValueError):
         synchronized(lambda: sync, "torn}{")
 

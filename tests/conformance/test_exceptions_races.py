@@ -272,30 +272,26 @@ async def test_a_cancellation_is_neither_taken_for_the_loss_nor_swallowed(
 
 
 @pytest.mark.parametrize("turns", range(4))
-@pytest.mark.parametrize("scope_first", [False, True])
-async def test_a_loss_and_a_scope_of_anyio(kind: Kind, sync: Coordinator, scope_first: bool, turns: int) -> None:
-    """Whichever is first, the scope keeps its own cancellation and nothing of either is left in the task."""
+@pytest.mark.parametrize("loss_first", [True, False])
+async def test_a_loss_and_the_end_of_a_scope_or_a_timeout(
+    kind: Kind, sync: Coordinator, loss_first: bool, turns: int
+) -> None:
+    """Whichever is first wins, and a timeout in the same turn; nothing of either is left in the task."""
     with suppress(LeaseLost), anyio.move_on_after(60) as scope:
         async with kind.make(sync, NAME).acquire() as lease:
-            first, second = scope.cancel, lambda: lose_now(lease)
-            later(0, first if scope_first else second)
-            later(turns, second if scope_first else first)
+            first, second = partial(lose_now, lease), scope.cancel
+            later(0, first if loss_first else second)
+            later(turns, second if loss_first else first)
             await for_ever()
-    assert scope.cancelled_caught or not scope_first
+    assert scope.cancelled_caught or loss_first
     await assert_undisturbed()
-
-
-@pytest.mark.parametrize("turns", range(4))
-@pytest.mark.parametrize("timeout_first", [False, True])
-async def test_a_loss_and_a_timeout(kind: Kind, sync: Coordinator, timeout_first: bool, turns: int) -> None:
-    """TimeoutError leaves if the timeout came first or in the same turn, LeaseLost if it came later."""
     with pytest.raises((TimeoutError, LeaseLost)) as caught:  # noqa: PT012
-        async with asyncio.timeout(60) as timeout, kind.make(sync, NAME).acquire() as lease:
-            later(turns + 1 if timeout_first else 0, lambda: lose_now(lease))
+        async with asyncio.timeout(60) as timeout, kind.make(sync, NAME + "2").acquire() as lease:
+            later(0 if loss_first else turns + 1, partial(lose_now, lease))
             # reschedule() takes a turn of its own
-            later(0 if timeout_first else turns, lambda: timeout.reschedule(0))
+            later(turns if loss_first else 0, lambda: timeout.reschedule(0))
             await for_ever()
-    assert caught.type is (TimeoutError if timeout_first else LeaseLost)
+    assert caught.type is (LeaseLost if loss_first else TimeoutError)
     await assert_undisturbed()
 
 
