@@ -231,6 +231,7 @@ async def test_all_coordinators_are_observed_until_that_is_undone(redis: Redis, 
 
 
 @pytest.mark.ci
+@pytest.mark.real
 async def test_twenty_thousand_names_of_one_pattern_are_one_series(observed: Coordinator, exported: Exported) -> None:
     async def take(first: int) -> None:
         for number in range(first, first + 200):
