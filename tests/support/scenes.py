@@ -281,6 +281,7 @@ def whole_story(url: str, how: str) -> None:
 
 async def story(url: str) -> None:
     """Acquire, contend, lose, extend, time out; cancel after any number of turns."""
+    asyncio.get_running_loop().slow_callback_duration = 60  # not what is tested
     async with Redis.from_url(url) as client, Redis.from_url(url) as other:
         sync = tuned(client, poll_cap=300)  # a waiter hears of its turn, or times out
         lock = AsyncLock(sync, NAME, ttl=6)
