@@ -186,6 +186,18 @@ async def test_a_name_that_makes_no_slots_is_refused_at_decoration(sync: Coordin
         once_per(sync, name)(function)
 
 
+class Abstract(tzinfo):
+    """A time zone without an offset."""
+
+    utcoffset = dst = tzname = tzinfo.utcoffset  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("tz", ["Europe/Berlin", Abstract()], ids=lambda tz: type(tz).__name__)
+async def test_a_time_zone_is_a_tzinfo_with_an_offset(sync: Coordinator, tz: Any) -> None:
+    with pytest.raises(TypeError, match="tz must be a tzinfo"):
+        once_per(sync, "job:{now:%Y}", tz=tz)
+
+
 async def test_an_argument_is_not_taken_for_the_time(sync: Coordinator) -> None:
     async def function(now: str) -> None: ...
 

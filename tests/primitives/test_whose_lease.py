@@ -309,6 +309,13 @@ async def test_a_lease_is_entered_once(primitive: Primitive, make: Make) -> None
             pass
 
 
+async def test_an_exit_of_a_lease_that_was_not_entered_is_refused(sync: Coordinator) -> None:
+    lease = await AsyncLock(sync, "it").acquire()
+    with pytest.raises(NotHeld, match="was not entered"):
+        await lease.__aexit__(None, None, None)
+    await lease.release()
+
+
 async def test_hold_says_which_body_an_exit_ends(sync: Coordinator) -> None:
     """What the refusal advises: closed first-in-first-out, by anybody, each stack ends its own."""
     sem = AsyncSemaphore(sync, "it", limit=2)
