@@ -16,6 +16,7 @@ import pytest
 
 from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
+from ..scripts import test_permit_sharing as sharing
 from ..scripts import test_permit_short_ways as short_ways
 from ..scripts import test_writer_scripts as writers
 from ..simulation import test_permit_histories as histories
@@ -396,7 +397,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, writers, short_ways)
+CHECKS = checks(suite, sharing, writers, short_ways)
 
 
 @pytest.mark.ci

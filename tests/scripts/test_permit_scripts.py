@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.inside import MAX_NOTIFIED, TOMBSTONE_MS, ticket_member
+from ..support.inside import TOMBSTONE_MS, ticket_member
 from .permits import (
     ALIVE,
     BUSY,
@@ -437,42 +437,6 @@ async def repeated(redis: Client, token: bytes, ticket: bytes, weight: int, form
     return await run(redis, "permits/acquire", token, TTL, ticket, 0, weight, 3, b"", b"", former)
 
 
-A1, B3 = b"host:1:a:1~", b"host:2:b:3~"
-"""Tokens of processes that share: they end as ``:<hex of the inbox>:<number>~``."""
-AT_A, AT_B = b"rsa:a", b"rsa:b"
-
-
-def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:
-    """Return the numbers in the messages, which have to say that somebody waits, and nothing else."""
-    for _, fence, time, duration in messages:
-        assert (fence, len(time), duration) == (b"-2", 16, b"0")
-    return [message[0] for message in messages]
-
-
-async def test_p9_only_those_whose_permits_end_first_are_told(redis: Client) -> None:
-    limit = MAX_NOTIFIED + 2
-    async with inbox(redis, AT_A, AT_B) as told:
-        for number in range(MAX_NOTIFIED - 1):
-            await granted(redis, b"t%d" % number, limit=limit)
-        await ask(redis, A1, limit=limit, ttl=2 * TTL)
-        await ask(redis, B3, weight=2, limit=limit, ttl=3 * TTL)
-        await waits(redis, b"w", limit=limit)
-        assert wanted(await told()) == [b"1"]
-
-
-async def test_p9_without_sharing_no_holder_that_shares_is_looked_for(redis: Client) -> None:
-    """Not even those that hold are read; and once is forever, as long as the state is kept."""
-    async with inbox(redis, AT_A, AT_B) as told:
-        await granted(redis, b"x", weight=2)
-        await redis.zadd(PERMITS, {A1: 1 << 52})  # who is not supposed to be there
-        await waits(redis, b"w")
-        assert await told() == []
-        await redis.flushall()
-        await granted(redis, B3)
-        await release(redis, B3)
-        assert await redis.hget(STATE, b"shared") == b"1"
-
-
 @pytest.mark.parametrize("by", ["a renewal", "a busy request", "a release of nothing", "a resize"])
 async def test_the_sum_is_stored_whichever_client_finds_expired_permits(redis: Client, by: str) -> None:
     await granted(redis, b"a", weight=2, limit=3)
@@ -602,3 +566,24 @@ async def test_p3_a_waiter_behind_a_heavy_one_learns_of_room_by_itself(redis: Cl
         await expire(redis, b"b")
         assert (await ask(redis, b"light", light))[-1] == 2
         assert [message[:2] for message in await told()] == [(b"1", b"0")]
+
+
+async def test_p3_another_heavy_first_one_is_watched_as_well(redis: Client) -> None:
+    """There was room before, and the first one is dead: who comes to be the second is told."""
+    async with inbox(redis, ALIVE, OTHER) as told:
+        await granted(redis, b"a", weight=2, limit=4)
+        await granted(redis, b"b", limit=4)
+        await redis.zadd(QUEUE, {ticket_member(DEAD, 1, 20_000, b"dead", 3): 1})
+        await redis.zadd(QUEUE, {ticket_member(ALIVE, 2, 20_000, b"heavy", 3): 2})
+        await redis.zadd(QUEUE, {ticket_member(OTHER, 3, 20_000, b"light", 1): 3})
+        await release(redis, b"b")
+        assert [message[:2] for message in await told()] == [(b"2", b"0"), (b"3", b"-1")]
+
+
+async def test_a_waiter_that_leaves_takes_its_poll_along_when_the_queue_was_lost(redis: Client) -> None:
+    """Also an identity, which may hold a permit by another request."""
+    await granted(redis, b"a", limit=1)
+    ticket = ticket_member(b"", 1, TTL, b"a", 1)
+    await redis.zadd(POLLS, {ticket: 1})
+    assert await release(redis, b"a", ticket) == 1
+    assert await redis.exists(POLLS) == 0

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 from redis.crc import key_slot
@@ -106,6 +106,7 @@ ANYTHING = (
 )
 
 
+@settings(max_examples=25)
 @given(value=ANYTHING)
 def test_e2_a_duration_is_accepted_or_refused_and_nothing_else(value: object) -> None:
     checks: tuple[Any, ...] = (seconds, positive_seconds, timeout_seconds, ttl_ms)
