@@ -19,13 +19,12 @@ from redis.asyncio import Redis
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .support import again
 from .support.balance import Books
 from .support.clusters import Nodes, cluster
 from .support.inside import tuned
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import is_in_part, sample
-from .support.spread import long_ones_first
+from .support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 MakeClient = Callable[..., Redis]
 
@@ -69,23 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {item for item in kept if is_in_part(item.nodeid, OPTIONS.part)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
-    items[:] = long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test about seconds again if it was kept from running."""
-    return again.run_again(item, nextitem)
-
-
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Count what ran again."""
-    return again.status(report)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what ran again."""
-    again.summary(terminalreporter)
+    """Count what was skipped in one line."""
+    if skipped := terminalreporter.stats.get("skipped"):
+        terminalreporter.write_line(f"{len(skipped)} skipped: -rs lists them with their reasons")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,9 +96,7 @@ def pytest_collection_finish() -> None:
 def server() -> Iterator[EmbeddedServer]:
     """The server most tests share. Tests that stop, starve or reconfigure a server start their own."""
     with EmbeddedServer(port=0) as running:
-        again.SHARED.append(running)
         yield running
-        again.SHARED.remove(running)
 
 
 @pytest.fixture(scope="session")
@@ -119,10 +105,7 @@ def nodes() -> Iterator[Nodes]:
     with asyncio.Runner() as runner:
         running = cluster()
         nodes = runner.run(running.__aenter__())
-        again.SHARED.extend(nodes.primaries)
         yield nodes
-        for node in nodes.primaries:
-            again.SHARED.remove(node)
         runner.run(running.__aexit__(None, None, None))
 
 
@@ -169,7 +152,7 @@ def empty(request: pytest.FixtureRequest) -> None:
     if "server" not in request.fixturenames or "redis" in request.fixturenames:
         return
     server = request.getfixturevalue("server")
-    if server in again.SHARED:  # some modules have a server of their own
+    if isinstance(server, EmbeddedServer):  # in some modules it is one of their own
         with BlockingRedis.from_url(server.url) as client:
             client.flushall()
 

@@ -32,7 +32,7 @@ SLACK = 5.0
 """Seconds that may pass, at p99 and on a busy machine, until a loss is known, a lost wake-up is made up for, a server
 that is back grants, and from the end of a dead holder's lease to the next grant. The real figures are printed."""
 
-pytestmark = pytest.mark.timeout(90 + 2 * SECONDS)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90 + 2 * SECONDS)]
 
 
 class Clock:

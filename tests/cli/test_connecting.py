@@ -15,6 +15,8 @@ from ..support.inside import BadAddress, parse_address
 from ..support.programs import command, printed_json
 from ..support.tls import encrypted, make_tls
 
+pytestmark = pytest.mark.real
+
 UNREACHABLE, DENIED, USAGE = 69, 77, 2
 WELL = (0, 1)
 """Exit codes of a doctor that could look; these servers have settings that are risky for locks."""

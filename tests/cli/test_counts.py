@@ -17,6 +17,8 @@ from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from ..support.inside import Access, Kind
 from ..support.programs import terminal
 
+pytestmark = pytest.mark.real
+
 
 def view(
     held: int, *, kind: Kind = "lock", limit: int | None = 1, access: Access | None = None, waiting: int = 0,

@@ -34,6 +34,8 @@ from ..support.pairwise import first_of
 from ..support.programs import command, printed_json, terminal
 from ..support.proxy import ERROR, FaultProxy
 
+pytestmark = pytest.mark.real
+
 SOON = Backoff(initial=0.01, cap=0.05)
 SECRET = "correct-horse"
 

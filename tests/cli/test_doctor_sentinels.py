@@ -14,6 +14,8 @@ from ..support.doctor import examine, levels, told
 from ..support.programs import command
 from ..support.sentinels import GROUP, Group, sentinels
 
+pytestmark = pytest.mark.real
+
 SOON = Backoff(initial=0.01, cap=0.05)
 
 

@@ -16,6 +16,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.programs import command, command_process
 
+pytestmark = pytest.mark.real
+
 Situation: TypeAlias = Literal["nothing is known of x", "x is held", "x:1 has failed", "no server", "wrong password"]
 FREE: Situation = "nothing is known of x"
 ELSEWHERE = {70, 75, 130, 143}

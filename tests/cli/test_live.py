@@ -23,6 +23,8 @@ from tests.support.inspecting import seen
 
 from ..support.programs import Terminal, command, piped, terminal
 
+pytestmark = pytest.mark.real
+
 FAST = ("--interval", "0.05")
 SHOW_CURSOR, LEAVE = "\x1b[?25h", "\x1b[?1049l"
 

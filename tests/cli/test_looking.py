@@ -22,6 +22,8 @@ from tests.support.inspecting import seen
 from ..support.pairwise import first_of
 from ..support.programs import command, printed_json, terminal
 
+pytestmark = pytest.mark.real
+
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -19,6 +19,8 @@ from ..support.inspecting import seen
 from ..support.programs import command, command_process, terminal
 from ..support.tenants import CREDENTIALS, PREFIX, TENANT
 
+pytestmark = pytest.mark.real
+
 REFUSED = 77
 USER = {"REDIS_USERNAME": "tenant", "REDIS_PASSWORD": "secret"}
 

@@ -18,6 +18,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.pairwise import first_of
 from ..support.programs import PATIENCE, command, command_process, environment, piped, terminal, unread
 
+pytestmark = pytest.mark.real
+
 ESCAPE, COLOUR = "\x1b[", "\x1b[3"
 
 

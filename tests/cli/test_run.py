@@ -35,7 +35,7 @@ from ..support.programs import (
 )
 from ..support.views import holder_of
 
-pytestmark = pytest.mark.usefixtures("redis")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("redis")]
 SOON = Backoff(initial=0.01, cap=0.05)
 LOST = 75
 TTL = 3600

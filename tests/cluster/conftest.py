@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest_asyncio
 
 from ..support.clusters import Nodes
-from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 
 @pytest_asyncio.fixture(autouse=True)

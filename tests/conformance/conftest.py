@@ -29,7 +29,6 @@ from ..support.inside import tuned
 from ..support.options import OPTIONS
 from ..support.sentinels import GROUP, Group, sentinels
 from ..support.virtual import ToServer
-from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 T = TypeVar("T")
 

@@ -22,6 +22,8 @@ from ..support.inside import ticket_member
 from ..support.lock_scripts import KEYS, acquire, holder, polled, run
 from ..support.script_mutants import Check, Mutant, failing, is_caught
 
+pytestmark = pytest.mark.real
+
 SCRIPTS = ("lock/acquire", "lock/release", "lock/renew", "lock/force_release")
 
 

@@ -14,6 +14,8 @@ from ..scripts import test_acquire_all as suite
 from ..support.inside import Script, load
 from ..support.script_mutants import mutated
 
+pytestmark = pytest.mark.real
+
 MUTANTS: dict[str, tuple[str, str]] = {
     "takes what is free although one is taken": ("ipairs(all and free or {})", "ipairs(free)"),
     "takes what others hold": ("elseif not holder and not granted and settle(", "elseif not granted and settle("),

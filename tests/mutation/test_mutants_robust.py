@@ -15,6 +15,8 @@ from ..scripts import test_robust_scripts as suite
 from ..support.inside import Script, load
 from ..support.script_mutants import mutated
 
+pytestmark = pytest.mark.real
+
 
 class Mutant(NamedTuple):
     """In the script of that name replace ``old`` by ``new``."""

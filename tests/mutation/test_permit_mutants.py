@@ -23,6 +23,8 @@ from ..simulation import test_permit_histories as histories
 from ..support.histories import notice, private_server
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
+pytestmark = pytest.mark.real
+
 SCRIPTS = (
     *(f"permits/{name}" for name in ("acquire", "release", "renew", "resize")),
     "permits/downgrade",

@@ -23,8 +23,6 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-
 Make = Callable[..., Any]
 """Makes a primitive from coordinators, with options that all of them have; it is called "it", unless told a name."""
 

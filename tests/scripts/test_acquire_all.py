@@ -9,6 +9,8 @@ from redis.exceptions import ResponseError
 
 from ..support.inside import LockKeys, joined_keys, load, lock_keys, ticket_member
 
+pytestmark = pytest.mark.real
+
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
 

@@ -12,6 +12,8 @@ from ..support.inside import FENCE_RANGE, POLLERS_TICKET, ticket_member
 from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 from .permits import inbox
 
+pytestmark = pytest.mark.real
+
 
 async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Client) -> None:
     fence = await acquire(redis, b"a")

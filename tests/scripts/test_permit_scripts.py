@@ -46,6 +46,8 @@ from .permits import (
     waits,
 )
 
+pytestmark = pytest.mark.real
+
 # -- one script after the other ----------------------------------------------------------------------------
 
 

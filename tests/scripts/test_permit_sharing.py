@@ -32,6 +32,8 @@ from .permits import (
     waits,
 )
 
+pytestmark = pytest.mark.real
+
 A1, A2, B3 = b"host:1:a:1~", b"host:1:a:2~", b"host:2:b:3~"
 AT_A, AT_B = b"rsa:a", b"rsa:b"
 LIKE_IT = (b"t~", b"host:a:1", b"host:x:1~", b"host:a:1~ ", b"a:1~", b"host:a:~", b"host::1~", b"~")

@@ -18,6 +18,8 @@ from ..support.inside import WRITER_WEIGHT, ticket_member
 from . import permits as tools
 from .permits import KEYS, PERMITS, QUEUE, STATE, TTL, Client, commands, everything, inbox
 
+pytestmark = pytest.mark.real
+
 START = 1_800_000_000_000_000
 SECOND = 1_000_000
 HERE, THERE, DEAD = b"rsa:1", b"rsa:2", b"rsa:0"

@@ -10,6 +10,8 @@ from redis.exceptions import ResponseError
 from ..support.inside import gate_keys, load, robust_keys, ticket_member
 from ..support.lock_scripts import Client
 
+pytestmark = pytest.mark.real
+
 KEYS = robust_keys(b"s")
 NAME, RECORD = KEYS.name, KEYS.record
 GATE = gate_keys(b"s").all[0]

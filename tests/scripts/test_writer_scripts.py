@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import pytest
+
 from ..support.inside import WRITER_WEIGHT, permit_keys, ticket_member
 from . import permits as tools
+
+pytestmark = pytest.mark.real
 
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""

@@ -81,7 +81,6 @@ def parts(subject: str) -> Iterator[range]:
         yield range(start, min(start + AT_ONCE, number))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("subject", "seeds"),

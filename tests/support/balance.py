@@ -1,13 +1,12 @@
 """The balance of requests: each has one end, whatever was cancelled, cut off, refused or closed meanwhile.
 
-Most tests run with a `Ledger` that observes all coordinators, and fail if its books do not balance after the last
-fixture. Some run without an observer, since that takes other paths through the package.
+Tests in some folders run with a `Ledger` that observes all coordinators, and fail if its books do not balance after the
+last fixture. The others run without an observer, since that takes other paths through the package.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Generator
 
 import pytest
@@ -25,14 +24,8 @@ from redis_sync_aio.instrumentation import (
 
 from .inside import Attached
 
-ALWAYS = ("tests/conformance/", "tests/faults/", "tests/recovery/", "tests/cluster/")
-"""Folders whose tests are all observed, but half of those of kinds that share; of the others half are."""
-NEVER = (
-    "tests/mutation/",
-    "tests/simulation/test_compat_sequences.py::test_the_comparison_notices_a_difference",
-    "tests/engine/test_calls.py",
-)
-"""Tests that break the package on purpose, in this process, or count its calls."""
+OBSERVED = ("tests/conformance/", "tests/faults/", "tests/recovery/", "tests/cluster/", "tests/primitives/")
+"""The folders whose tests are observed."""
 REMEMBERS = ("tests/conformance/test_cancellation.py", "tests/conformance/test_loss.py", "tests/faults/test_wire.py")
 """Tests that forget no lease. (Others do: a crash, say, is a coordinator that nothing refers to any more.)"""
 
@@ -77,15 +70,6 @@ class Ledger:
         assert not self.found(), "\n" + "\n".join(self.found())
 
 
-def observed(nodeid: str) -> bool:
-    """Return whether a test runs with an observer; always the same for the same test."""
-    if nodeid.startswith(NEVER):
-        return False
-    if nodeid.startswith(ALWAYS) and "shar" not in nodeid and "linger" not in nodeid:
-        return True
-    return zlib.crc32(nodeid.encode()) % 2 == 0
-
-
 class Books:
     """A pytest plugin: a ledger for each test that is observed."""
 
@@ -95,7 +79,7 @@ class Books:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
         """Observe before the first fixture makes anything."""
-        if observed(item.nodeid):
+        if item.nodeid.startswith(OBSERVED):
             ledger = Ledger(forgets=not item.nodeid.startswith(REMEMBERS))
             self._open = os.getpid(), ledger, observe_all(ledger)
         return (yield)

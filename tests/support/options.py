@@ -23,7 +23,6 @@ class Options:
     run_ci: bool = False
     pairs: bool = False
     part: tuple[int, int] = (0, 1)
-    again: int = 2
     topology: Topology = "direct"
     schedules: int | None = None
     schedule: int | None = None
@@ -50,13 +49,6 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="K/N",
         default="0/1",
         help="run part K of N of the tests, chosen by their names",
-    )
-    add(
-        "--again",
-        type=int,
-        metavar="N",
-        default=2,
-        help="run tests about seconds so often again on a stalled machine: 2",
     )
     add("--topology", default="direct", choices=("direct", "sentinel", "shards"), help="of tests/conformance")
     add("--schedules", type=int, metavar="N", help="random schedules of each subject (with --run-ci: 2000)")

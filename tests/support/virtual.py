@@ -1,8 +1,6 @@
 """Virtual time: tests that wait, with real clients and a real server, and no second of waiting.
 
-    from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-
-in a folder's conftest.py runs its coroutines in a `VirtualLoop`, but for those marked ``real``.
+All tests that are coroutines run in a `VirtualLoop`, but for those marked ``real``.
 
 Connections inside the process are in memory. A connection to a server is a blocking socket that is asked one command
 at a time. When the loop has nothing to do, the time of its next timer comes. The server follows: its scripts and TIME
@@ -557,7 +555,7 @@ def _no_tls(options: Mapping[str, object]) -> None:
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run the coroutines of a folder in virtual time, but for those marked ``real``."""
+    """Run tests in virtual time, but for those marked ``real``."""
     if item.get_closest_marker("real") is not None:
         return {"real": asyncio.new_event_loop}
     return {"virtual": VirtualLoop}

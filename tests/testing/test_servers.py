@@ -80,7 +80,6 @@ def test_numbers_of_servers_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.long
 async def test_a_parted_primary_loses_its_leases_before_the_other_one_grants_them() -> None:
     """P1: it refuses to renew them, so they end in time; a client that has stayed there follows after the healing."""
     safe = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")

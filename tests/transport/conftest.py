@@ -8,7 +8,6 @@ import pytest
 from redis import Redis as BlockingRedis
 
 from ..support.sentinels import GROUP, PATIENT, Group
-from ..support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 
 @pytest.fixture(scope="session")
