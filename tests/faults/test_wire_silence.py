@@ -134,7 +134,7 @@ async def test_each_server_behind_a_proxy_gets_a_forgotten_script(nodes: Nodes) 
 @pytest.mark.real
 async def test_expired_calls_do_not_hold_up_the_loop(server: EmbeddedServer) -> None:
     """They fail a few at a time, and other tasks run in between."""
-    number, failed, at_most = 3000, 0, 0
+    number, failed, at_most = 6000, 0, 0
     async with (
         FaultProxy(server) as proxy,
         proxy.client() as client,
