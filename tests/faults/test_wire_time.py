@@ -214,6 +214,25 @@ async def test_p3_the_end_of_a_lease_that_is_not_renewed_any_more(
         await w.check_free(lease.fence)
 
 
+@modes
+async def test_p3_the_end_of_a_lease_that_was_handed_over_before(server: EmbeddedServer, mode: str) -> None:
+    """A1: the one behind it learns that it is next, and looks when that lease ends, not when it polls."""
+    async with wired(server, mode, poll_cap=60) as w:
+        holder = await w.elsewhere().acquire()
+        dying = asyncio.create_task(w.elsewhere(ttl=3, auto_renew=False).acquire())
+        await w.queued()
+        waiting = asyncio.create_task(w.lock().acquire())
+        await w.queued(2)
+        await holder.release()
+        dead = await dying
+        ends = now() + 3
+        lease = await waiting
+        assert now() < ends + 0.3
+        assert lease.fence > dead.fence
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
 # -- partitions --------------------------------------------------------------------------------------------
 
 
