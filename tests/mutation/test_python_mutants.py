@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 
 from ..support.mutants import Mutant, is_found, nodes
-from . import sharing, transactions
+from . import integrations, sharing, transactions
 
 MUTANTS: dict[str, Mutant] = {
     f"{subject.__name__.rpartition('.')[2]}: {name}": mutant
-    for subject in (sharing, transactions)
+    for subject in (integrations, sharing, transactions)
     for name, mutant in subject.MUTANTS.items()
 }
-SAMPLE = ("transactions: nothing is watched",)
+SAMPLE = ("integrations: a job that failed is running", "transactions: nothing is watched")
 """What the default run has of them."""
 
 

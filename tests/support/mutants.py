@@ -33,8 +33,8 @@ class Mutant(NamedTuple):
 
     def apply(self, patch: pytest.MonkeyPatch) -> None:
         """Put the changed function in its place, as long as ``patch`` lasts."""
-        function: Any = inspect.getattr_static(self.owner, self.name)
-        function = function.fget if isinstance(function, property) else inspect.unwrap(function)
+        before: Any = inspect.getattr_static(self.owner, self.name)
+        function: Any = before.fget if isinstance(before, property) else inspect.unwrap(before)
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.old) == 1, f"{self.owner.__name__}.{self.name} changed: adapt the mutant"
         module = sys.modules[function.__module__]
@@ -44,8 +44,8 @@ class Mutant(NamedTuple):
         made = found[function.__name__]
         owners = [self.owner]
         if inspect.ismodule(self.owner):  # and where it was imported by name
-            ours = [it for name, it in sys.modules.items() if name.startswith("redis_sync_aio")]
-            owners += [it for it in ours if it is not self.owner and vars(it).get(self.name) is function]
+            ours = [it for name, it in sys.modules.items() if name.startswith(("redis_sync_aio", "tests."))]
+            owners += [it for it in ours if it is not self.owner and vars(it).get(self.name) is before]
         for owner in owners:
             patch.setattr(owner, self.name, made)
 
@@ -95,6 +95,7 @@ def run_changed(change: Callable[[pytest.MonkeyPatch], None], tests: str) -> tup
                 sys.stdout = sys.stderr = os.fdopen(1, "w")
                 os.chdir(ROOT)
                 change(pytest.MonkeyPatch())
+                code = pytest.ExitCode.TESTS_FAILED  # raised at pytest's end: a coroutine that was not awaited
                 code = pytest.main([*OPTIONS, *selected])
             finally:
                 sys.stdout.flush()
