@@ -481,6 +481,7 @@ async def test_only_our_own_old_connection_is_killed(
         await monitor.aclose()  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.real  # in virtual time a key may have too little time left
 async def test_p1_p6_by_watch_the_time_of_a_talk_is_its_own(server: EmbeddedServer) -> None:
     """A conflict's pause that outlasts its connection does not touch what was begun again on the next one."""
     async with wired(server, kind=WATCHED_LOCK) as w:

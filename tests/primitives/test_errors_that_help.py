@@ -365,7 +365,7 @@ def test_an_integration_without_its_library_says_what_to_install(
 ) -> None:
     """As the command line does without typer."""
     for loaded in [*sys.modules]:
-        if loaded.startswith("redis_sync_aio.contrib"):
+        if loaded.startswith(("redis_sync_aio.contrib", f"{library}.")):
             monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError) as caught:
