@@ -10,13 +10,15 @@ import ast
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import FunctionType
 
 import redis_sync_aio
-from redis_sync_aio import errors, types
+from redis_sync_aio import errors, inspection, instrumentation, jobs, types
 
 ROOT = Path(redis_sync_aio.__file__).parent
 PACKAGE = "redis_sync_aio"
@@ -82,6 +84,28 @@ def test_only_keys_spells_keys() -> None:
     )
 
 
+def imported(module: str) -> Iterator[str]:
+    """The modules of this package that a module imports when it runs: not for types only."""
+    is_package = MODULES[module].name == "__init__.py"
+    place = [] if module == "__init__" else module.split(".") if is_package else module.split(".")[:-1]
+    for_types = {
+        child
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.level and node not in for_types:
+            above = place[: len(place) - node.level + 1]
+            base = [*above, *node.module.split(".")] if node.module else above
+            names = (".".join([*base, alias.name]) for alias in node.names)
+            yield from (name if name in MODULES else ".".join(base) for name in names)
+
+
+def test_no_modules_import_each_other_at_run_time() -> None:
+    TopologicalSorter({module: imported(module) for module in MODULES}).prepare()  # raises an error with the circle
+
+
 SHIELDS = {
     "_core.observing": 2,
     "_core.logs": 1,
@@ -134,6 +158,27 @@ def test_every_task_has_an_owner_and_a_name() -> None:
             owned = room(module) in EDGES and called == "group.create_task"
             if not owned and not (named and PACKAGE in named[0]):
                 wrong.append(where(module, node))
+    assert_none(wrong)
+
+
+def test_no_file_is_longer_than_700_lines() -> None:
+    lengths = {
+        path.relative_to(ROOT): path.read_text("utf-8").count("\n")
+        for path in ROOT.rglob("*.*")
+        if path.suffix in (".py", ".lua")
+    }
+    assert_none([f"{path}: {length} lines" for path, length in lengths.items() if length > 700])
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    """Without its docstring."""
+    wrong: list[str] = []
+    for module, node in nodes():
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1 - len((ast.get_docstring(node) or "").splitlines())
+            if length > 60:
+                wrong.append(f"{where(module, node)}: {length} lines")
     assert_none(wrong)
 
 
@@ -196,6 +241,49 @@ def raises(node: ast.AST) -> bool:
     return False
 
 
+NOT_MADE_BY_USERS = (
+    *("Attempt", "BaseLease", "GuardedTransaction", "GuardingLease", "Lease", "MultiLease", "RedlockLease"),
+    *("RobustLease", "Transaction", "WatchRetry"),
+)
+"""Classes whose objects users get and do not make."""
+
+
+def own_names(module: str) -> set[str]:
+    """What a module defines or imports from this package."""
+    found: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found.update(alias.asname or alias.name for alias in node.names)
+    found.update(node.name for node in tree(module).body if isinstance(node, ast.ClassDef))
+    return found
+
+
+NOT_ANNOTATED = {"ClientSource", "OnBusy", "OnMismatch", "Replies", "Synchronize", "SynchronizeOrSkip", "UndoStep"}
+"""Words and functions that callers write as they are, and decorators: a name of their own would help nobody."""
+
+
+def test_types_has_what_public_signatures_name() -> None:
+    known = {*exported(), *inspection.__all__, *instrumentation.__all__, *jobs.__all__, *NOT_ANNOTATED}
+    wrong: list[str] = []
+    for name, value in exported().items():
+        for base in value.__mro__ if inspect.isclass(value) else (value,):
+            module = getattr(base, "__module__", "").removeprefix(f"{PACKAGE}.")
+            if module not in MODULES or not isinstance(base, (type, FunctionType)):
+                continue
+            node = definition(base)
+            for part in node.body if isinstance(node, ast.ClassDef) else [node]:
+                if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    continue
+                made = part.name == "__init__" and base is value and name not in NOT_MADE_BY_USERS
+                if part.name.startswith("_") and not made:
+                    continue
+                arguments = (*part.args.posonlyargs, *part.args.args, *part.args.kwonlyargs, part.args.vararg)
+                annotations = [part.returns, *(one.annotation for one in arguments if one is not None)]
+                named = {n.id for one in annotations if one for n in ast.walk(one) if isinstance(n, ast.Name)}
+                wrong += [f"{name}.{part.name}: {one}" for one in sorted(named & own_names(module) - known)]
+    assert_none(wrong)
+
+
 def test_what_is_public_is_documented() -> None:
     """One line that ends with a full stop, and the errors it raises."""
     wrong: list[str] = []
@@ -247,3 +335,39 @@ def test_the_public_modules_are_these_and_say_what_they_export() -> None:
     assert own - {"cli"} == PUBLIC_MODULES
     for module in PUBLIC_MODULES - {"contrib"}:
         assert importlib.import_module(f"{PACKAGE}.{module}").__all__, module
+
+
+def test_the_errors_are_one_tree() -> None:
+    for value in vars(errors).values():
+        if inspect.isclass(value) and value.__module__ == errors.__name__:
+            assert issubclass(value, errors.SyncError), value
+            assert value.__doc__
+
+
+def test_errors_for_callers_are_defined_in_errors() -> None:
+    """But for those that never leave their room, and those of the edges."""
+    inside = {"BadAddress", "ReplyError", "SlotMoved", "WatchRefused"}
+    assert_none(
+        [
+            f"{MODULES[module].relative_to(ROOT)}:{node.lineno}: {node.name}"
+            for module, node in nodes()
+            if isinstance(node, ast.ClassDef) and room(module) not in ("errors", "compat", *EDGES)
+            if re.search(r"Error|Exception", " ".join(map(ast.unparse, node.bases))) and node.name not in inside
+        ]
+    )
+
+
+def test_an_error_with_one_caller_is_worded_where_it_is_raised() -> None:
+    """A static method of an error of ours has several callers, or several statements or facts."""
+    calls = Counter(ast.unparse(node.func) for _, node in nodes() if isinstance(node, ast.Call))
+    assert_none(
+        [
+            where(module, method)
+            for module, node in nodes()
+            if isinstance(node, ast.ClassDef) and room(module) == "errors"
+            for method in node.body
+            if isinstance(method, ast.FunctionDef) and "staticmethod" in map(ast.unparse, method.decorator_list)
+            if calls[f"{node.name}.{method.name}"] < 2 and not method.name.startswith("_")
+            if len(method.body) < 3 and len(method.args.args + method.args.kwonlyargs) < 2
+        ]
+    )
