@@ -286,7 +286,7 @@ async def test_p3_the_word_is_lost_and_a_renewal_says_it(redis: Redis, other: Co
     async with tuned(redis, slice=60) as sync:
         swallowed: list[object] = []
         on_wanted(sync, swallowed.append)
-        lock = shared(sync, ttl=0.5)
+        lock = shared(sync, ttl=5)
         lease = await lock.acquire()
         tasks = await waiters(lock, sync, 2)
         theirs = asyncio.create_task(shared(other).acquire())

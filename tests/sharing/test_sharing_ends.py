@@ -30,7 +30,7 @@ from ..support.virtual import virtual_time
 # -- the end of a task's own lease ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", [{"ttl": 0.2, "auto_renew": False}, {"max_hold": 0.2}])
+@pytest.mark.parametrize("own", [{"ttl": 3, "auto_renew": False}, {"max_hold": 3}])
 async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: dict[str, Any]) -> None:
     """P6: its body is cancelled at its own end; then the base goes back, and the waiters get another one.
 
@@ -52,7 +52,7 @@ async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: di
     began = now()
     lease, error = await losing
     assert error.reason == "expired"
-    assert 0.15 < now() - began < 2
+    assert 2.9 < now() - began < 5
     assert process_grant_of(lease) is process_grant_of(first)
     after = await soon(waiting)
     assert after.token != lease.token
@@ -63,7 +63,7 @@ async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: di
 
 async def test_p6_it_overstays_and_nobody_waits(redis: Redis, sync: Coordinator) -> None:
     """P6: then the lock is free, also when it might have rested."""
-    lock = shared(sync, ttl=0.1, auto_renew=False, linger=60)
+    lock = shared(sync, ttl=3, auto_renew=False, linger=60)
     lease = await lock.acquire()
     await asyncio.wait_for(lease.wait_lost(), 5)
     await gets_free(redis)

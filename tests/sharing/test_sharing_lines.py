@@ -53,7 +53,7 @@ async def leaves(task: asyncio.Task[Lease], how: str) -> None:
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
 async def test_p3_a_task_that_left_the_line_takes_nothing(redis: Redis, sync: Coordinator, how: str) -> None:
     """P3, P5: one that does not wait gets a free lock, whatever task left the line behind the last waiter."""
-    lock, brief = shared(sync), shared(sync, ttl=0.1, auto_renew=False)
+    lock, brief = shared(sync), shared(sync, ttl=3, auto_renew=False)
     holder = await lock.acquire()
     following = asyncio.create_task(brief.acquire())
     await in_line(sync, 1)
@@ -74,7 +74,7 @@ async def test_p3_a_task_that_left_the_line_takes_nothing(redis: Redis, sync: Co
 async def test_p3_a_task_that_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P3: a task that waits when the limit is changed goes on under the new one, whatever task left a line of that."""
     few = AsyncSemaphore(sync, NAME, limit=4, share=True)
-    brief = AsyncSemaphore(sync, NAME, limit=4, ttl=0.1, auto_renew=False, share=True)
+    brief = AsyncSemaphore(sync, NAME, limit=4, ttl=3, auto_renew=False, share=True)
     apart = await AsyncSemaphore(sync, NAME, limit=4).acquire()  # the name is not forgotten here
     holder, line = await few.acquire(weight=3), few._keys.id
     following = asyncio.create_task(brief.acquire(weight=3))

@@ -172,7 +172,7 @@ async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
 @pytest.mark.parametrize("by_itself", [True, False])
 async def test_a_lower_limit_reaches_tasks_that_share(sync: Coordinator, other: Coordinator, by_itself: bool) -> None:
     """P1: immediately in the process that sets it, elsewhere with the next renewal; nothing is given until it fits."""
-    sem, stop = semaphore(sync, None, ttl=0.6), False
+    sem, stop = semaphore(sync, None, ttl=3), False
     await AsyncSemaphore(other, NAME, limit=5).try_acquire()  # which sets the limit, and goes on
     admin = sem if by_itself else semaphore(other, None)
 
@@ -232,7 +232,7 @@ async def test_a_limit_that_is_changed_by_less_than_a_weight(sync: Coordinator) 
 
 
 async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(sync: Coordinator, redis: Redis) -> None:
-    sem = semaphore(sync, 1, ttl=0.3)
+    sem = semaphore(sync, 1, ttl=3)
     lost = await sem.acquire()
     waiting = asyncio.create_task(sem.acquire())
     await wait_until(waits(sem, 1), FAST, timeout=5)

@@ -347,7 +347,7 @@ async def test_a_connection_lost_before_exec_is_replaced_while_the_lease_holds(i
 
 
 async def test_it_gives_up_at_the_deadline_of_the_lease(it: Wired, own: Coordinator) -> None:
-    lease = await AsyncLock(own, f"{it.key}:lock", ttl=0.2, auto_renew=False).acquire()
+    lease = await AsyncLock(own, f"{it.key}:lock", ttl=3, auto_renew=False).acquire()
     read_through(lease, it.client)
     it.proxy.refuse = True
     await it.proxy.cut()
