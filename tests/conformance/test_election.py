@@ -128,7 +128,7 @@ async def test_a_lost_leadership_cancels_the_body(redis: Redis, sync: Coordinato
         await redis.set(NAME, "somebody", px=60_000)
         await for_ever()
 
-    term, error = await lost_in(LeaderElection(sync, NAME, ttl=0.5).lead(), body)
+    term, error = await lost_in(LeaderElection(sync, NAME, ttl=5).lead(), body)
     assert (error.name, error.fence) == (NAME, term.number)
 
 
@@ -325,10 +325,10 @@ async def test_a_lost_term_cancels_the_work_and_stands_again(
 ) -> None:
     work = Work()
     async with asyncio.timeout(60):
-        running = asyncio.create_task(LeaderElection(sync, NAME, ttl=0.9).run(work))
+        running = asyncio.create_task(LeaderElection(sync, NAME, ttl=9).run(work))
         await work.in_term(1)
         with caplog.at_level(logging.WARNING, "redis_sync_aio"):
-            await redis.set(NAME, "another", px=200)
+            await redis.set(NAME, "another", px=2000)
             await work.in_term(2)
         first, second = work.terms
         assert work.cancelled == 1
@@ -358,11 +358,11 @@ async def test_a_loss_that_children_of_the_work_report_stands_again(redis: Redis
         async with asyncio.TaskGroup() as children:
             children.create_task(look(term))
             children.create_task(look(term))
-            await redis.set(NAME, "another", px=200)
+            await redis.set(NAME, "another", px=2000)
         raise AssertionError("the term was not lost")
 
     async with asyncio.timeout(60):
-        assert await LeaderElection(sync, NAME, ttl=0.9).run(work) == "done"
+        assert await LeaderElection(sync, NAME, ttl=9).run(work) == "done"
     await assert_undisturbed()
 
 

@@ -26,7 +26,7 @@ from ..support.proxy import FaultProxy
 from ..support.virtual import stall
 
 NAME = "loss"
-TTL = 0.1
+TTL = 3.0
 
 Push = Literal["auto", "never"]
 Fault = Callable[[Kind, Redis], Awaitable[object]]
@@ -80,7 +80,7 @@ async def test_a_loss_cancels_the_body(
     kind: Kind, sync: Coordinator, redis: Redis, fault: str, reason: LossReason
 ) -> None:
     """P6, D2: known within one renewal interval + 0.1 s."""
-    ttl = 0.3
+    ttl = 3.0
 
     async def body(_: GuardingLease) -> None:
         await FAULTS[fault](kind, redis)
@@ -161,8 +161,8 @@ async def test_silence_for_less_than_the_ttl(kind: Kind, server: EmbeddedServer,
 
 async def test_max_hold(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: renewed as usual until max_hold, and then lost however well the renewals go."""
-    most = 0.45
-    lock = kind.make(sync, NAME, ttl=0.2, max_hold=most)
+    most = 6.75
+    lock = kind.make(sync, NAME, ttl=3, max_hold=most)
     begin = now()
     lease, error = await lost_in(lock, lambda _: for_ever())
     assert most - 0.01 <= now() - begin < most + 0.01
@@ -188,10 +188,10 @@ async def test_closed_under_the_body(
         running.set()
         await for_ever()
 
-    losing = asyncio.create_task(lost_in(kind.make(sync, NAME, ttl=0.3), body))
+    losing = asyncio.create_task(lost_in(kind.make(sync, NAME, ttl=3), body))
     await running.wait()
     await (sync.aclose() if closes == "coordinator" else client.aclose())
-    _, error = await asyncio.wait_for(losing, 1)
+    _, error = await asyncio.wait_for(losing, 10)
     assert error.reason == "closed"
     if closes == "coordinator":
         assert not await kind.held(redis, NAME)
@@ -199,9 +199,9 @@ async def test_closed_under_the_body(
 
 async def test_a_late_release_leaves_the_successor_alone(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P1, P8: A's lease expires, B acquires, A releases: B keeps the lock, and its fence is greater."""
-    first = await kind.make(sync, NAME, ttl=0.05, auto_renew=False).acquire()
+    first = await kind.make(sync, NAME, ttl=3, auto_renew=False).acquire()
     async with Coordinator(redis) as other:
-        second = await kind.make(other, NAME).acquire(timeout=2)
+        second = await kind.make(other, NAME).acquire(timeout=10)
         for _ in range(2):
             with pytest.raises(LeaseLost):
                 await first.release()
@@ -219,12 +219,12 @@ async def test_a_loss_is_only_an_event_if_wanted(kind: Kind, sync: Coordinator, 
         listeners = [asyncio.create_task(lease.wait_lost()) for _ in range(3)]
         await asyncio.sleep(0)
         await kind.take_over(redis, NAME)
-        done, _ = await asyncio.wait(listeners, timeout=1)
+        done, _ = await asyncio.wait(listeners, timeout=10)
         assert [one.result() for one in done] == [True] * 3
         assert lease.lost is True
         await assert_undisturbed()
 
-    lease, error = await lost_in(kind.make(sync, NAME, ttl=0.4, on_lost="event").acquire(), body)
+    lease, error = await lost_in(kind.make(sync, NAME, ttl=4, on_lost="event").acquire(), body)
     assert error.reason == kind.taken
     await assert_lost(kind, lease, kind.taken, redis)
 
@@ -245,36 +245,36 @@ async def test_a_release_is_no_loss(kind: Kind, sync: Coordinator) -> None:
 
 async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: over many ttls; the server never sees the key gone."""
-    async with kind.make(sync, NAME, ttl=0.7) as lease:  # a busy machine may stop us for a while
+    async with kind.make(sync, NAME, ttl=7) as lease:
         begin = now()
-        while now() - begin < 1.5:
+        while now() - begin < 15:
             assert await kind.token(redis, NAME) == lease._grant.wire_token
-            assert 0 < lease.remaining() <= 0.7
+            assert 0 < lease.remaining() <= 7
             lease.check()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
     assert not await kind.held(redis, NAME)
 
 
 async def test_renewals_keep_a_handed_over_lease_alive(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: the first renewal extends a claim, or a handed over lease, to its full ttl."""
-    lock = kind.make(sync, NAME, ttl=0.5)
-    async with Coordinator(redis, claim=0.2) as other:
+    lock = kind.make(sync, NAME, ttl=7.5)
+    async with Coordinator(redis, claim=3) as other:
         first = await lock.acquire()
-        waiting = asyncio.create_task(kind.make(other, NAME, ttl=0.5).acquire())
+        waiting = asyncio.create_task(kind.make(other, NAME, ttl=7.5).acquire())
         await wait_until(waits(lock), FAST, timeout=5)
         await first.release()
         second = await waiting
-        assert second.remaining() <= 0.2
-        await wait_until(lambda: second.remaining() > 0.3, FAST, timeout=5)
-        await asyncio.sleep(0.8)
+        assert second.remaining() <= 3
+        await wait_until(lambda: second.remaining() > 4.5, FAST, timeout=5)
+        await asyncio.sleep(12)
         second.check()
         await second.release()
 
 
 async def test_a_ttl_of_its_own_is_renewed_too(sync: Coordinator) -> None:
     """P6: acquire(ttl=…) of a lock that has none otherwise: renewed like any lease. (A semaphore has a ttl.)"""
-    lease = await AsyncLock(sync, NAME, ttl=None).acquire(ttl=0.4)
-    await asyncio.sleep(1)
+    lease = await AsyncLock(sync, NAME, ttl=None).acquire(ttl=4)
+    await asyncio.sleep(10)
     lease.check()
     await lease.release()
 
@@ -302,10 +302,10 @@ async def test_extend_shorter(kind: Kind, sync: Coordinator, redis: Redis) -> No
 async def test_renewals_go_on_with_the_new_ttl(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """After extend(ttl) the renewals use that ttl."""
     lease = await kind.make(sync, NAME).acquire()
-    await lease.extend(0.3)  # no shorter: a stall of a busy machine would lose it
+    await lease.extend(3)
     for _ in range(20):
-        await asyncio.sleep(0.03)
-        assert 0 < await kind.left_ms(redis, NAME) <= 400
+        await asyncio.sleep(0.3)
+        assert 0 < await kind.left_ms(redis, NAME) <= 3100
     lease.check()
     await lease.release()
 
@@ -329,10 +329,10 @@ async def test_a_loop_blocked_for_less_than_the_ttl(
 ) -> None:
     """A6: the renewal catches up, nothing is lost, and a warning says what happened."""
     with caplog.at_level(logging.WARNING, "redis_sync_aio"):
-        async with kind.make(sync, NAME, ttl=0.6) as lease:
-            stall(0.44)
+        async with kind.make(sync, NAME, ttl=6) as lease:
+            stall(4.4)
             lease.check()
-            await wait_until(lambda: lease.remaining() > 0.4, FAST, timeout=5)
+            await wait_until(lambda: lease.remaining() > 4, FAST, timeout=5)
     (record,) = caplog.records
     assert "late" in record.getMessage()
     assert NAME in record.getMessage()
@@ -343,19 +343,19 @@ async def test_a_loop_blocked_beyond_the_ttl(kind: Kind, sync: Coordinator, redi
     finished: list[GuardingLease] = []
 
     async def body(lease: GuardingLease) -> None:
-        stall(0.15)
+        stall(4.5)
         assert lease.lost
         assert lease.remaining() == 0
         with pytest.raises(LeaseLost):
             lease.check()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(6)
         finished.append(lease)
 
     lease, error = await lost_in(kind.make(sync, NAME, ttl=TTL), body)
     assert not finished
     assert error.reason == "late"
     assert re.search(r"stood still for at least \d\.\d seconds", str(error))
-    assert 0.1 < error.stalled < (error.held_for or 0) < 5
+    assert TTL < error.stalled < (error.held_for or 0) < 5
     await assert_lost(kind, lease, "late", redis)
 
 
@@ -363,7 +363,7 @@ async def test_a_release_after_a_block_beyond_the_ttl(kind: Kind, sync: Coordina
     """A6, P7: the release in the body raises LeaseLost, and no cancellation is left for later awaits."""
 
     async def body(lease: GuardingLease) -> None:
-        stall(0.08)
+        stall(4.8)
         await lease.release()
 
-    await lost_in(kind.make(sync, NAME, ttl=0.05), body)
+    await lost_in(kind.make(sync, NAME, ttl=3), body)

@@ -29,7 +29,7 @@ from ..support.body import FAST, for_ever, lost_in
 from ..support.inside import hub_of, lease_groups, lock_keys
 from ..support.views import holder_of
 
-TTL = 0.4
+TTL = 4.0
 SLOTS: dict[str, tuple[str, ...]] = {
     "one slot": ("{m}:1", "{m}:2", "{m}:3"),  # one script
     "three slots": ("m:1", "m:2", "m:3"),  # a command for each

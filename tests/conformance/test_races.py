@@ -228,7 +228,7 @@ async def test_p3_c7_lost_wake_up_is_healed(
     kind: Kind, server: EmbeddedServer, redis: Redis, other: Coordinator, heal: str
 ) -> None:
     """The grant never arrives. The waiter finds out when the holder's lease should have ended, or at the cap."""
-    ttl, cap = (30.0, 0.15) if heal == "poll_cap" else (0.3, 10.0)
+    ttl, cap = (30.0, 0.15) if heal == "poll_cap" else (3.0, 100.0)
     async with FaultProxy(server) as proxy, proxy.client() as client, tuned(client, poll_cap=cap) as sync:
         holder = await kind.make(other, NAME, ttl=ttl, auto_renew=False).acquire()
         waiter = asyncio.create_task(kind.make(sync, NAME, ttl=30).acquire())

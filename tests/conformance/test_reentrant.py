@@ -37,7 +37,7 @@ from ..support.views import holder_of
 from ..support.virtual import stall
 
 NAME = "reentrant"
-TTL = 0.3
+TTL = 3.0
 
 
 @pytest.fixture
@@ -378,11 +378,11 @@ async def test_p6_an_acquisition_does_not_count_on_a_dead_lease(sync: Coordinato
 
 async def test_p6_a_loss_nobody_could_notice_is_found_at_the_inner_end(sync: Coordinator) -> None:
     """A blocked event loop: the inner body's end looks at the clock, so what follows it does not run."""
-    lock = AsyncReentrantLock(sync, NAME, ttl=0.05, auto_renew=False)
+    lock = AsyncReentrantLock(sync, NAME, ttl=3, auto_renew=False)
 
     async def body(_: BaseLease) -> None:
         async with lock:
-            stall(0.06)
+            stall(3.6)
         raise AssertionError("the lock was not held any more")
 
     await lost_in(lock, body)

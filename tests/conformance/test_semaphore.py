@@ -454,7 +454,7 @@ async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: 
     """P6: the waiter has them within 0.2 s of that; the old holder is told, and takes nothing back."""
     sem, theirs = semaphore(sync, 3), semaphore(other, 3)
     kept = await sem.acquire()
-    gone = await AsyncSemaphore(sync, NAME, limit=3, auto_renew=False, ttl=0.3).acquire(weight=2)
+    gone = await AsyncSemaphore(sync, NAME, limit=3, auto_renew=False, ttl=3).acquire(weight=2)
     waiting = [asyncio.create_task(theirs.acquire()), asyncio.create_task(sem.acquire())]
     remaining = gone.remaining()
     begin = now()
@@ -475,7 +475,7 @@ async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: 
 @pytest.mark.parametrize("waiters", [0, 3])
 async def test_p6_d2_one_of_its_keys_is_lost(sync: Coordinator, redis: Redis, lost: str, waiters: int) -> None:
     """P6, D2: evicted or deleted: the holders are told, nobody is stuck, and the limit holds again."""
-    sem = semaphore(sync, 2, ttl=0.3)
+    sem = semaphore(sync, 2, ttl=3)
     before = [await sem.acquire() for _ in range(2)]
     tasks = [asyncio.create_task(sem.acquire()) for _ in range(waiters)]
     await wait_until(waits(sem, waiters), FAST, timeout=5)
@@ -552,7 +552,7 @@ async def test_d10_out_of_memory() -> None:
             with pytest.raises(OutOfMemory):
                 await one.acquire()
         assert await sem.try_acquire() is None
-        await held[0].extend(0.9)
+        await held[0].extend(9)
         await held[0].release()
         await held[1].release()
         leases = await granted(*waiting)

@@ -144,7 +144,7 @@ async def test_place_in_the_queue_survives(server: EmbeddedServer) -> None:
         assert holder.fence < lease.fence < last.fence
 
 
-@pytest.mark.parametrize(("ttl", "poll_cap"), [(30.0, 0.3), (0.4, 10.0)], ids=["poll cap", "remaining lease"])
+@pytest.mark.parametrize(("ttl", "poll_cap"), [(30.0, 0.3), (4.0, 100.0)], ids=["poll cap", "remaining lease"])
 async def test_lost_push_is_healed(server: EmbeddedServer, ttl: float, poll_cap: float) -> None:
     """P3: a lost grant is found within min(remaining lease of the holder, poll cap)."""
     async with wired(server, poll_cap=poll_cap) as w:
