@@ -66,6 +66,7 @@ async def test_ls_and_show_tell_holder_and_waiters(
         assert (await ran("ls", "look:s*", *url)).stdout.count("\n") == 1
         names = await ran_json("ls", "look:*", "-n", "1", *url)
         assert (len(names["names"]), names["more"]) == (1, True)
+        assert (await ran_json("ls", "look:*", "-n", "2", *url))["more"] is False
         shown = await ran("show", "look:orders", *url)
         assert shown.returncode == 0
         assert f":{os.getpid()}, for " in shown.stdout

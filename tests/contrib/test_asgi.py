@@ -245,11 +245,16 @@ async def test_a_websocket_has_its_permit_until_it_is_closed(redis: Redis, permi
 
 
 @needs_websockets
-async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(server: EmbeddedServer) -> None:
+@pytest.mark.parametrize("words", [[], ["hello"]], ids=["at once", "after a message"])
+async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(
+    server: EmbeddedServer, words: list[str]
+) -> None:
     ended = asyncio.Event()
 
     async def endpoint(websocket: WebSocket) -> None:
         await websocket.accept()
+        for word in words:
+            await websocket.send_text(word)
         try:
             await asyncio.Event().wait()
         finally:
@@ -263,6 +268,7 @@ async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(ser
         session.ws_connect(f"http://127.0.0.1:{port}/") as websocket,
         asyncio.timeout(LONG),
     ):
+        assert [await websocket.receive_str() for _ in words] == words
         await sync.aclose()
         message = await websocket.receive()
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1013)

@@ -481,6 +481,8 @@ async def test_jobs_run_where_scripts_are_not_allowed(redis: Redis, make_client:
             for rule in ("skip", "again"):
                 assert await enters(sync, rule, on_crash=rule)
                 assert not await enters(sync, rule, on_crash=rule)
+            async with once(sync, "job", slot="runs", on_crash="skip"):
+                assert [key async for key in redis.scan_iter("*runs*:mark")], "a crash now would leave the mark"
     finally:
         await untyped.acl_deluser("jobs")
 
