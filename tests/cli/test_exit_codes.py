@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Literal, TypeAlias
 
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator
@@ -15,10 +16,14 @@ from redis_sync_aio.cli._app import EXITS
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.programs import command, command_process
+from ..support.proxy import HOLD, FaultProxy
+from ..support.proxy import command as is_command
 
 pytestmark = pytest.mark.real
 
-Situation: TypeAlias = Literal["nothing is known of x", "x is held", "x:1 has failed", "no server", "wrong password"]
+Situation: TypeAlias = Literal[
+    "nothing is known of x", "x is held", "x:1 has failed", "no server", "wrong password", "no answer"
+]
 FREE: Situation = "nothing is known of x"
 ELSEWHERE = {70, 75, 130, 143}
 """A bug; a lock that is lost while its program runs; after Ctrl-C and SIGTERM: in the tests of what may have them."""
@@ -50,6 +55,7 @@ CASES: list[Case] = [
     ("run x -- sh -c 'kill -TERM $$'", FREE, 143),
     ("run -n x -- true", "x is held", 1),
     ("run --timeout 0.1 x -- true", "x is held", 1),
+    ("run --timeout 1 x -- true", "no answer", 69),
     ("run -n -E 9 x -- true", "x is held", 9),
     ("run x -- /", FREE, 126),
     ("run x -- /nowhere", FREE, 127),
@@ -57,6 +63,14 @@ CASES: list[Case] = [
     ("show x", "x is held", 0),
     ("show x:1", "x:1 has failed", 0),
 ]
+
+
+@pytest_asyncio.fixture
+async def silent(server: EmbeddedServer) -> AsyncIterator[str]:
+    """The address of a server that does not answer scripts."""
+    async with FaultProxy(server) as proxy:
+        proxy.on(is_command("EVALSHA"), HOLD)
+        yield proxy.url
 
 
 def starts_a_program(words: str, code: int) -> bool:
@@ -68,7 +82,13 @@ def starts_a_program(words: str, code: int) -> bool:
     [pytest.param(*it, marks=pytest.mark.ci if starts_a_program(it[0], it[2]) and it[2] != 3 else ()) for it in CASES],
 )
 async def test_a_command_ends_with_its_code(
-    server: EmbeddedServer, sync: Coordinator, redis: Redis, words: str, situation: Situation, code: int
+    server: EmbeddedServer,
+    silent: str,
+    sync: Coordinator,
+    redis: Redis,
+    words: str,
+    situation: Situation,
+    code: int,
 ) -> None:
     url = server.url
     if situation == "x is held":
@@ -79,6 +99,8 @@ async def test_a_command_ends_with_its_code(
                 raise KeyError
     elif situation == "no server":
         url = "redis://127.0.0.1:1"
+    elif situation == "no answer":
+        url = silent
     elif situation == "wrong password":
         url = url.replace("redis://", "redis://nobody:wrong@")
     argv = shlex.split(words)

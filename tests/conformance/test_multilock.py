@@ -26,7 +26,7 @@ from redis_sync_aio.types import MultiLease
 
 from ..support.arena import Arena, sweep_all
 from ..support.body import FAST, for_ever, lost_in
-from ..support.inside import hub_of, lease_groups, lock_keys
+from ..support.inside import hub_of, lease_groups, lock_keys, now
 from ..support.views import holder_of
 
 TTL = 4.0
@@ -152,6 +152,21 @@ async def test_while_waiting_only_what_comes_before_is_held(
         assert first is not None
         assert last is None
     await (await waiting).release()
+
+
+async def test_a_timeout_is_for_all_of_them_together(sync: Coordinator, other: Coordinator) -> None:
+    """Each is free before ten seconds of its own have passed, and the last one is not free after ten in all."""
+    names = ["m:1", "m:2", "m:3"]
+    held = [await AsyncLock(other, name, ttl=60).acquire() for name in names]
+    began = now()
+    waiting = asyncio.create_task(AsyncMultiLock(sync, names).acquire(timeout=10))
+    for lease in held[:2]:
+        await asyncio.sleep(4)
+        await lease.release()
+    with pytest.raises(AcquireTimeout):
+        await waiting
+    assert 10 <= now() - began < 11
+    await held[2].release()
 
 
 # -- no deadlock -------------------------------------------------------------------------------------------

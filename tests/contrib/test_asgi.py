@@ -245,7 +245,7 @@ async def test_a_websocket_has_its_permit_until_it_is_closed(redis: Redis, permi
 
 
 @needs_websockets
-@pytest.mark.parametrize("words", [[], ["hello"]], ids=["at once", "after a message"])
+@pytest.mark.parametrize("words", [[], ["hello"]], ids=["immediately", "after a message"])
 async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(
     server: EmbeddedServer, words: list[str]
 ) -> None:

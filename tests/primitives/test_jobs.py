@@ -122,6 +122,16 @@ async def test_a_slot_is_done_for_the_time_that_was_asked_for(sync: Coordinator)
 
 
 @of_slots
+async def test_it_is_kept_from_the_beginning_of_a_run_or_from_its_end(sync: Coordinator, on_crash: OnCrash) -> None:
+    """From the end if a crashed run is repeated: a run may take longer than ``keep``."""
+    async with once(sync, "job", slot="s", on_crash=on_crash, keep=10) as lease:
+        assert lease is not None
+        await asyncio.sleep(8)
+    await asyncio.sleep(4)
+    assert await enters(sync, on_crash=on_crash, keep=10) is (on_crash == "skip")
+
+
+@of_slots
 async def test_a_run_that_raises_counts_as_crashed(sync: Coordinator, on_crash: OnCrash) -> None:
     with pytest.raises(ZeroDivisionError):
         async with once(sync, "job", slot=1, on_crash=on_crash):

@@ -494,6 +494,24 @@ async def take_from(nodes: Sequence[Node]) -> None:
         await node.direct.set(NAME, "theirs", px=60_000)
 
 
+async def test_a_second_outage_has_its_own_time(one: Process, two: Process, nodes: list[Node]) -> None:
+    """A request survives two outages that are shorter than ``retry_for`` (2 s), and farther apart."""
+    await hasty(one).locked()
+    holder = await redlock(two, ttl=60).acquire()
+    with paused(nodes):
+        waiting = asyncio.create_task(hasty(one).acquire(timeout=60))
+        await asyncio.sleep(1)
+    await waiters(two, 1)
+    await asyncio.sleep(8)
+    with paused(nodes[1:]):
+        releasing = asyncio.create_task(holder.release())
+        await asyncio.sleep(1)
+        assert not waiting.done()
+    await releasing
+    await (await waiting).release()
+    await nothing_left(nodes)
+
+
 async def test_p6_a_minority_is_no_loss_and_a_majority_is(one: Process, nodes: list[Node]) -> None:
     async def body(lease: RedlockLease) -> None:
         await take_from(nodes[:2])
