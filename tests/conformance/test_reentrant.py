@@ -221,6 +221,15 @@ async def test_releasing_by_the_lock_goes_from_the_inside_out(lock: AsyncReentra
     assert not await lock.locked()
 
 
+async def test_p1_what_a_named_owner_has_is_not_released_without_the_name(lock: AsyncReentrantLock) -> None:
+    """Even when the task that acquired it has ended."""
+    lease = await elsewhere(lambda: lock.acquire(identity="job"))
+    with pytest.raises(NotHeld):
+        await lock.release()
+    lease.check()
+    await lock.release(identity="job")
+
+
 async def test_a_section_left_by_an_exit_stack_in_another_task(lock: AsyncReentrantLock) -> None:
     stack = AsyncExitStack()
     await stack.enter_async_context(lock)

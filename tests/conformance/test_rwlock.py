@@ -246,6 +246,19 @@ async def test_identities(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> 
         await one.release()
 
 
+async def test_an_identity_that_would_wait_for_itself_holds_nothing_more(
+    rw: AsyncReadWriteLock, other: AsyncReadWriteLock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process whose request was refused has no lease, and so none that it could renew or lose."""
+    one = await rw.read().acquire(identity="worker-7")
+    with pytest.raises(WouldDeadlock, match="for reading"):
+        await other.write().acquire(identity="worker-7")
+    await asyncio.sleep(60)
+    await one.release()
+    await asyncio.sleep(60)
+    assert not [record for record in caplog.records if record.name == "redis_sync_aio"]
+
+
 async def reads_again(rw: AsyncReadWriteLock, other: AsyncReadWriteLock, reader: BaseLease) -> None:
     """It is a reader, here and on the server."""
     reader.check()
