@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode, NodesManager
 
-from redis_sync_aio import AsyncLock, Backoff, Coordinator, LeaseLost, Unreachable, transaction, wait_until
+from redis_sync_aio import AsyncLock, Backoff, Coordinator, Lease, LeaseLost, Unreachable, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import Transaction
 
@@ -135,12 +135,13 @@ async def test_p1_p3_p8_d4_d6_the_primary_of_a_sentinel_group_dies(replicated: b
         if not replicated:
             await group.cut_replication()
         lease = await lock.acquire()
+        waiter: asyncio.Task[Lease] | None = None
         if replicated:
             waiter = asyncio.create_task(its.acquire())
             await wait_until(waits(lock), FAST, timeout=15)
             await group.replicated()
         group.primary.kill()
-        if not replicated:
+        if waiter is None:
             group.replica.resume()
             waiter = asyncio.create_task(its.acquire(timeout=TTL))
         async with free.acquire(timeout=TTL) as after:

@@ -138,6 +138,7 @@ async def test_the_client_is_asked_for_at_each_call(sync: Coordinator, redis: Re
         return sync
 
     bad: Any
+    options: Any
     for bad, options in ((late, {}), (lambda: sync, {"ttl": -1}), (lambda: sync, {"on_busy": "wait"})):
         with pytest.raises((TypeError, ValueError)):
             synchronized(bad, NAME, **options)

@@ -91,7 +91,7 @@ async def test_another_wrote_while_this_one_waited(rw: AsyncReadWriteLock, other
         writer = await asyncio.wait_for(waiting, 30)
         assert writer.previous_fence == between.fence > fence
         await writer.release()
-        fence = writer.previous_fence
+        fence = writer.previous_fence or 0
 
 
 async def test_tasks_that_share_know_each_others_fences(rw: AsyncReadWriteLock, share: bool) -> None:

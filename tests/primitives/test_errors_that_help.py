@@ -152,6 +152,7 @@ def test_an_address_in_place_of_a_client_is_never_quoted(make: Make, given: Any)
     assert "secret" not in str(caught.value)
     if isinstance(given, (str, bytes)):
         assert "takes a client, not an address: for an address use Coordinator.from_url(...)" in str(caught.value)
+    several: Any
     for several in (given, [given, given]):
         with pytest.raises(TypeError) as caught:
             AsyncRedlock(several, NAME)

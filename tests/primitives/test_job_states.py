@@ -131,6 +131,7 @@ async def state(sync: Coordinator, name: str) -> str | None:
 async def test_a_slot_is_seen_and_forgotten_by_its_name(redis: Redis, prefix: str, slot: str) -> None:
     """Whatever prefix and hash tag its keys have. A slot whose run failed runs again when it is forgotten."""
     async with Coordinator(redis, prefix=prefix) as sync:
+        name = ""
         for _ in range(2):
             async with once(sync, "job", slot=slot, on_crash="skip") as lease:
                 assert lease is not None
