@@ -45,13 +45,14 @@ async def fenced(redis: Redis, lease: Lease, note: str, *commands: list[str]) ->
 
 
 async def work(redis: Redis, sync: Coordinator) -> None:
-    """Take tickets forever. A ticket names a customer with a job; the job itself is in the customer's own queue.
+    """Take tickets until the end. A ticket names a customer with a job; the job itself is in the customer's own queue.
 
     So the holder of the customer's lock does the oldest job, regardless of the order in which tickets were taken. A
     crash loses the ticket (`cron` writes new ones), but no job: the next holder of the lock does it before any later
     job.
     """
-    while True:
+    task = asyncio.current_task()
+    while task is not None and not task.cancelling():  # on Python 3.11 redis-py may swallow a cancellation
         if (ticket := await redis.blpop(["tickets"], timeout=1)) is None:
             continue
         customer = str(ticket[1])
