@@ -312,7 +312,7 @@ async def test_a_cancelled_error_that_nobody_asked_for_is_the_bodys_own(
 async def test_losses_of_nested_holds(
     kind: Kind, sync: Coordinator, redis: Redis, lost: list[str], before: Before | None
 ) -> None:
-    """The first LeaseLost leaves both, also if both are lost in one turn. A hold that was not lost is released."""
+    """A LeaseLost leaves both, the first one if both are lost in one turn. A hold that was not lost is released."""
     names = {"outer": NAME, "inner": NAME + "2"}
 
     async def holding() -> None:
@@ -326,7 +326,8 @@ async def test_losses_of_nested_holds(
     async def run() -> None:
         with pytest.raises(LeaseLost) as caught:
             await holding()
-        assert caught.value.name == names[lost[0]]
+        first = lost if before is not None else lost[:1]  # after a group that failed, either of two may leave
+        assert caught.value.name in [names[which] for which in first]
         if before is None:
             await assert_undisturbed()
 
