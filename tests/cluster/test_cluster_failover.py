@@ -19,11 +19,23 @@ from redis_sync_aio.types import Transaction
 from ..support.body import FAST, waits
 from ..support.callbacks import callbacks
 from ..support.clusters import SHARDS, SLOTS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
-from ..support.inside import Cluster, ClusterNodes, Connection, NodeAddress, Range, Shard, ShardLink, close_implicit
+from ..support.inside import (
+    Cluster,
+    ClusterNodes,
+    Connection,
+    NodeAddress,
+    Range,
+    Shard,
+    ShardLink,
+    close_implicit,
+    now,
+)
 from ..support.sentinels import DOWN_AFTER, sentinels
 
 TTL = 60.0
 """Longer than any failover takes here."""
+NAMED = 1.0
+"""Seconds from when a sentinel names the new primary to the next grant, as docs/guarantees.md says (D6)."""
 SELDOM = Backoff(initial=0.2)
 """For conditions that look at every object."""
 LONGEST = 0.06
@@ -141,11 +153,14 @@ async def test_p1_p3_p8_d4_d6_the_primary_of_a_sentinel_group_dies(replicated: b
             await wait_until(waits(lock), FAST, timeout=15)
             await group.replicated()
         group.primary.kill()
+        switched = asyncio.create_task(group.switched())
         if waiter is None:
             group.replica.resume()
             waiter = asyncio.create_task(its.acquire(timeout=TTL))
         async with free.acquire(timeout=TTL) as after:
+            granted = now()
             assert after.fence > before.fence
+        assert granted - await switched <= NAMED
         if replicated:
             lease.check()
             assert not waiter.done()

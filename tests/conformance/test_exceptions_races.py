@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -314,6 +315,8 @@ async def test_losses_of_nested_holds(
 ) -> None:
     """A LeaseLost leaves both, the first one if both are lost in one turn. A hold that was not lost is released."""
     names = {"outer": NAME, "inner": NAME + "2"}
+    # The count that a group leaves is taken for a second cancellation: the outer loss may leave, though it came second.
+    counts_more = before is not None and sys.version_info < (3, 13)
 
     async def holding() -> None:
         async with kind.make(sync, NAME).acquire() as outer, kind.make(sync, NAME + "2").acquire() as inner:
@@ -326,8 +329,7 @@ async def test_losses_of_nested_holds(
     async def run() -> None:
         with pytest.raises(LeaseLost) as caught:
             await holding()
-        first = lost if before is not None else lost[:1]  # after a group that failed, either of two may leave
-        assert caught.value.name in [names[which] for which in first]
+        assert caught.value.name in [names[which] for which in (lost if counts_more else lost[:1])]
         if before is None:
             await assert_undisturbed()
 
