@@ -23,7 +23,6 @@ from .proxy import FaultProxy
 NAME = "compat"
 OTHER = b"somebody else"
 KINDS: dict[str, type[RedisLock]] = {"redis-py": RedisLock, "compat": Lock}
-UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
 
 Condition = Callable[[], Awaitable[object]]
 MakeLock = Callable[..., RedisLock]

@@ -16,7 +16,6 @@ from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.display import text
 from redis_sync_aio._core.keys import (
     INBOX_PREFIX,
-    Endpoint,
     Engine,
     Keys,
     Kind,
@@ -53,14 +52,13 @@ from redis_sync_aio._leases.cohort import IN_ONE_TURN, Cohort, cohort_of
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring, OnLost
 from redis_sync_aio._leases.hub import Hub, LinkEvents, hubs
-from redis_sync_aio._leases.manager import InFlightCounter, Releases
+from redis_sync_aio._leases.manager import Releases
 from redis_sync_aio._leases.options import HubOptions
 from redis_sync_aio._leases.resource import Resource
 from redis_sync_aio._leases.settings import LeaseState
 from redis_sync_aio._leases.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio._primitives import majority, parties, quorum, redlock
 from redis_sync_aio._primitives.multilock import _groups as lease_groups
-from redis_sync_aio._primitives.multilock import try_acquire_all
 from redis_sync_aio._recovery.record import RobustGrant
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._scripts.constants import (
@@ -122,11 +120,9 @@ __all__ = [
     "Connection",
     "Decision",
     "Dialogue",
-    "Endpoint",
     "Engine",
     "Grant",
     "HubOptions",
-    "InFlightCounter",
     "Keys",
     "Kind",
     "LeaseState",
@@ -197,10 +193,8 @@ __all__ = [
     "refusal",
     "renewals",
     "robust_keys",
-    "servers_of",
     "text",
     "ticket_member",
-    "try_acquire_all",
     "turn_key",
     "wait_shielded",
     "waits",
