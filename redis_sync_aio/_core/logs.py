@@ -120,11 +120,7 @@ LINES: dict[str, tuple[int, str]] = {
         WARNING,
         'redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %(why)s',
     ),
-    "later_layout": (
-        WARNING,
-        "a client with a later version of redis_sync_aio waits for %(lock)r. It keeps its place, and gets the lock a "
-        "round trip later than others; update this process",
-    ),
+    "later_layout": (WARNING, "a client of a later version of redis_sync_aio waits for %(lock)r: update this process"),
     "slots_unknown": (WARNING, "redis_sync_aio does not learn where the slots are: %(why)r"),
     "stray_message": (WARNING, "redis_sync_aio ignored a message in its inbox that has another format: %(payload)r"),
     "useless_message": (ERROR, "redis_sync_aio could not make use of a message in its inbox: %(payload)r"),

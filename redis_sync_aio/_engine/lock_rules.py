@@ -94,17 +94,14 @@ class LockDraft(QueueDraft):
                 return Settled.FREE
             member = self.queue[0]
             ticket = Ticket.parse(member)
-            is_later = ticket is None or ticket.later
-            if is_later and self.lives(member, ticket):
-                return Settled.LATER
-            if ticket is None or is_later or not ticket.inbox:
-                if self.polls.get(member, 0) * 1000 > self.now:
-                    return Settled.RESERVED
-                self.leave(member)
-                continue
-            if self.before.full:
+            if ticket is not None and ticket.inbox and self.before.full:
                 self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
                 return Settled.RESERVED
+            if ticket is None or ticket.later or not ticket.inbox:
+                if self.lives(member, ticket):
+                    return Settled.RESERVED if ticket is not None and not ticket.later else Settled.LATER
+                self.leave(member)
+                continue
             fence = self.next_fence(ticket.token, ticket.claim_ms)  # a dead waiter uses up a fence, too
             if self.before.mute and ticket.inbox not in self.before.deaf:
                 return Settled.RESERVED

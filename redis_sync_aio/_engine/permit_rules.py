@@ -164,6 +164,8 @@ class PermitDraft(QueueDraft):
             member = self.queue[0]
             ticket = Ticket.parse(member)
             if ticket is None or ticket.later:
+                if self.used >= self.limit:
+                    return Settled.FULL, None
                 if self.lives(member, ticket):
                     return Settled.LATER, None
                 self.leave(member)

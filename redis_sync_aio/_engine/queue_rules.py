@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .._scripts.constants import ASK_AGAIN, CONTENDED, SOONER_TRIES
+from .._scripts.constants import ASK_AGAIN, CONTENDED, LATER_MS, SOONER_TRIES
 from .snapshot import LockSnapshot, Message, PermitSnapshot, Sharer, Ticket
 
 
@@ -15,7 +15,7 @@ class Settled(Enum):
     RESERVED = 2  # a waiter ahead will take what is free by itself: it polls, or no message reached it
     FULL = 3  # the first waiter needs more permits than are free
     FREE = 4  # no waiter is ahead
-    LATER = 5  # the first waiter has a ticket of a later layout, and will take what is free by itself
+    LATER = 5  # the ticket of the first waiter has a later layout: its own scripts grant it
 
 
 class QueueDraft:
@@ -62,9 +62,11 @@ class QueueDraft:
         return listens
 
     def lives(self, member: bytes, ticket: Ticket | None) -> bool:
-        """Return whether the owner of a ticket of a later layout lives, and tell it to ask again."""
+        """Return True if the owner of a ticket lives that polls, or has a later layout: it is told to ask again."""
         if ticket is not None and ticket.inbox:
-            return self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
+            if not self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now)):
+                return False
+            self.polls.setdefault(member, self.now // 1000 + LATER_MS)
         return self.polls.get(member, 0) * 1000 > self.now
 
     def tell_contended(self, token: bytes) -> None:

@@ -75,6 +75,8 @@ PLAIN_TICKET = b"^" + INBOX_PREFIX + b"(%x+)|(%d+)|(%d+)|(%d+)|()"
 POLLERS_TICKET = b"|0|0|1|"
 """The common ticket of all clients that poll for a lock without one: see include/lock_poller_gap.lua."""
 
+LATER_MS = 4500
+"""Time for the owner of a ticket of a later layout to take what is free: one that hangs does not block the others."""
 MAX_DEAD = 500
 """Number of dead tickets that one script drops: the server serves no other client meanwhile, 15 us for each."""
 FENCE_RANGE = 128

@@ -7,16 +7,18 @@ import shutil
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
 import redis_sync_aio
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Engine
 
-pytestmark = [pytest.mark.real, pytest.mark.ci]
+from ..support.inside import lock_keys, now, permit_keys
 
 LATER = {
     "_engine/snapshot.py": [
@@ -81,13 +83,6 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return here.parent, later
 
 
-@pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
-    """A server for two versions."""
-    with EmbeddedServer(port=0) as server:
-        yield server
-
-
 async def worker(version: Path, *options: str) -> Process:
     """Return a worker of a version that is ready to begin."""
     command = sys.executable, "-c", WORKER, str(version), *options
@@ -97,6 +92,8 @@ async def worker(version: Path, *options: str) -> Process:
     return process
 
 
+@pytest.mark.real
+@pytest.mark.ci
 @pytest.mark.parametrize("push", ["auto", "never"])
 @pytest.mark.parametrize(
     ("kind", "engine"),
@@ -115,3 +112,28 @@ async def test_p1_p2_neither_version_starves(
         first_half = Counter(redis.lrange("turns", 0, 79))
     assert len(first_half) == 2
     assert min(first_half.values()) >= 20, first_half
+
+
+@pytest.mark.parametrize("engine", ["lua", "watch"])
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_p2_a_later_version_that_hangs_keeps_out_no_other(
+    kind: str, engine: Engine, redis: AsyncRedis, sync: Coordinator
+) -> None:
+    """It is told that it is its turn, and has as long as a claim to take it."""
+    primitive: AsyncLock | AsyncSemaphore
+    if kind == "lock":
+        primitive, queue = AsyncLock(sync, "x", ttl=30, engine=engine), lock_keys(b"x").queue
+    else:
+        primitive, queue = AsyncSemaphore(sync, "x", 1, ttl=30, engine=engine), permit_keys(b"x", "sem").all[2]
+    async with redis.pubsub() as inbox:
+        await inbox.subscribe("rsa:feed")
+        assert await inbox.get_message(timeout=5)
+        async with primitive:
+            await redis.zadd(queue, {"rsa:feed|2;7|a new form": 1})
+        released = now()
+        assert await primitive.try_acquire() is None
+        async with primitive.acquire(timeout=60):
+            assert 4.5 <= now() - released < 9
+        told = await inbox.get_message(timeout=5)
+        assert told is not None
+        assert told["data"].startswith(b"7 -1 ")

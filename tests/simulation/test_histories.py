@@ -103,6 +103,7 @@ class History(Compared[LockSnapshot]):
     """Commands of a lock, by scripts."""
 
     commands = COMMANDS
+    line = KEYS.queue, KEYS.polls
     execute: ClassVar[Any] = staticmethod(by_script)
     """An `Execution`."""
 
@@ -191,8 +192,7 @@ class History(Compared[LockSnapshot]):
                 for member in before.queue[:place]:
                     passed = Ticket.parse(member)
                     assert passed is not None
-                    alive = before.polls.get(member, 0) * 1000 > self.now or passed.inbox in INBOXES
-                    if alive and passed.inbox not in before.deaf:
+                    if self.lives(before, member, passed):
                         assert member in self.own, "P2: somebody living was passed over"
         if self.asking is not None and isinstance(reply, int):
             granted.append((reply, self.asking.token))
@@ -365,6 +365,18 @@ class Watched(History):
     watching = True
 
 
+class Later(History):
+    """Among tickets of a later layout."""
+
+    commands: ClassVar[Mapping[str, int]] = {**COMMANDS, "come_later": 3}
+
+
+class LaterByWatch(Watched):
+    """The same with WATCH, MULTI and EXEC."""
+
+    commands = Later.commands
+
+
 def _near(found: int, expected: int) -> int:
     return expected if found >= 0 and -SLOW_MS / 2 < found - expected <= 0 else found
 
@@ -375,7 +387,7 @@ def _private() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("machine", [History, Watched, Attaching])
+@pytest.mark.parametrize("machine", [History, Watched, Attaching, Later, LaterByWatch])
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_lock, "WINDOW", 2)
     run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=64 // SHARE))

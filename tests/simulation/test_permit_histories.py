@@ -124,6 +124,7 @@ class History(Compared[PermitSnapshot]):
     """Commands of a semaphore, by scripts."""
 
     commands = COMMANDS
+    line = QUEUE, POLLS
     scripts: ClassVar[dict[str, str]]
     kinds: ClassVar[tuple[Kind, ...]] = KINDS
     weights: ClassVar[tuple[int, ...]] = (1, 1, 1, 2, 3, 5)
@@ -241,8 +242,7 @@ class History(Compared[PermitSnapshot]):
         for member in before.queue[: places[-1] if places else 0]:
             ticket = Ticket.parse(member)
             assert ticket is not None
-            lives = before.polls.get(member, 0) * 1000 > self.now or ticket.inbox in INBOXES
-            if lives and ticket.inbox not in before.deaf and ticket not in granted and member not in self.own:
+            if self.lives(before, member, ticket) and ticket not in granted and member not in self.own:
                 has_it = ticket.token in after.permits  # an identity: it is told to ask
                 assert has_it or ticket.weight > after.limit, "P2: somebody living was passed over"
         if isinstance(reply, tuple) and reply[0] == Outcome.GRANTED:
@@ -253,7 +253,7 @@ class History(Compared[PermitSnapshot]):
         for fence, to in sorted(fences, key=lambda pair: pair[0]):  # the request itself may stand between others
             self.check_fence(held, to, fence)
         head = Ticket.parse(after.queue[0]) if after.queue else None
-        if head is not None and head.inbox in set(INBOXES) - after.deaf and after.limit and not mute:
+        if head is not None and not head.later and head.inbox in set(INBOXES) - after.deaf and after.limit and not mute:
             assert after.used + head.weight > after.limit, "P3: the first fits and was not granted"
 
     def check_fence(self, held: dict[bytes, Permit], to: Ticket | Actor, fence: int) -> None:
@@ -387,6 +387,12 @@ class Crowded(History):
         self.both(lambda it: rules.release(it, token, b"", False), "permits/release", token, b"", 0, mute=mute)
 
 
+class Later(History):
+    """Among tickets of a later layout."""
+
+    commands: ClassVar[Mapping[str, int]] = {**COMMANDS, "come_later": 3}
+
+
 class Paused(History):
     """Permits of which at times none is granted, whatever is free."""
 
@@ -515,6 +521,12 @@ class ByWatch(History):
         return by_watch(client, script, KEYS, arguments, self.now)
 
 
+class LaterByWatch(ByWatch):
+    """The same among tickets of a later layout."""
+
+    commands = Later.commands
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
     with private_server() as client:
@@ -539,6 +551,8 @@ def loaded(client: Any, load: Callable[[str], Script]) -> dict[str, str]:
         Gates,
         ByWatch,
         Barriers,
+        Later,
+        LaterByWatch,
     ],
 )
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:

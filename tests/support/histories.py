@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .inside import ASK_AGAIN, QUEUE_TTL_MS, Decision, Message, Outcome, S
+from .inside import ASK_AGAIN, QUEUE_TTL_MS, Decision, Message, Outcome, S, Ticket
 from .options import OPTIONS
 
 INBOXES = (b"rsa:1", b"rsa:2")
@@ -70,13 +70,15 @@ class Compared(RuleBasedStateMachine, Generic[S]):
     """Names of methods, and how often each comes."""
     watching: ClassVar[bool] = False
     """Run with WATCH, not by scripts."""
+    line: ClassVar[tuple[bytes, bytes]]
+    """The keys QUEUE and POLLS."""
     model: S
     """What should be on the server."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = START
-        self.fence = 0
+        self.fence = self.later = 0
         self.came: dict[bytes, int] = {}  # when each ticket entered the queue; its repeated request says so
 
     @contextmanager
@@ -95,6 +97,8 @@ class Compared(RuleBasedStateMachine, Generic[S]):
                 if self.watching and self.model == replace(before, now=self.now):
                     return  # in the same moment nothing has to be written
                 for key in keys:
+                    if self.watching and key == self.line[1] and self.model.polls == before.polls:
+                        continue  # asked again in the same millisecond
                     assert self.client.pttl(key) > 0.9 * QUEUE_TTL_MS, "a ticket ends before its owner asks again"
 
         yield queued
@@ -142,7 +146,33 @@ class Compared(RuleBasedStateMachine, Generic[S]):
         assert all(int(told.payload.split()[1]) == ASK_AGAIN for told in deaf), "a grant to nobody"
         return [told for told in decision.messages if told not in deaf]
 
+    def lives(self, before: S, member: bytes, ticket: Ticket) -> bool:
+        """Return whether the owner of a ticket can take what is free: it listens, or asks in time."""
+        until = before.polls.get(member)
+        asks = until is not None and until * 1000 > self.now
+        if not ticket.inbox:
+            return asks
+        listens = ticket.inbox in INBOXES and ticket.inbox not in before.deaf
+        return listens and (asks or not ticket.later or until is None)
+
     # -- what happens besides commands --------------------------------------------------------------------
+
+    def come_later(self, data: st.DataObject) -> None:
+        """A ticket of a later layout comes, whose owner listens, is dead, or polls."""
+        self.later += 1
+        inbox = data.draw(st.sampled_from([*INBOXES, NOBODY, b""]))
+        member = b"%b|2;%d|a new|form" % (inbox, 1000 + self.later)
+        queue, polls = self.line
+        place = max([self.now, *(place + 1 for place in self.model.places.values())])
+        self.client.zadd(queue, {member: place})
+        self.client.pexpire(queue, QUEUE_TTL_MS)
+        until = dict(self.model.polls)
+        if not inbox:
+            until[member] = self.now // 1000 + 5
+            self.client.zadd(polls, {member: until[member]})
+            self.client.pexpire(polls, QUEUE_TTL_MS)
+        queued = (*self.model.queue, member)
+        self.model = replace(self.model, queue=queued, places={**self.model.places, member: place}, polls=until)
 
     def ends(self) -> list[int]:
         """Return when something ends, in microseconds."""

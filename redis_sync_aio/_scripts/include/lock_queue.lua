@@ -38,9 +38,7 @@ local function heads() return redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') en
 
 -- Give NAME to the first living ticket ahead of `mine`; `first` is what heads() returned.
 -- GRANTED: it has a holder now. RESERVED: the next waiter polls and is alive; NAME is its to take.
--- LATER: the next waiter is alive, and its ticket has a later layout: NAME is its to take.
--- RESERVED also after MAX_DEAD dead tickets: the next request drops more.
--- FREE: no ticket is ahead of `mine`.
+-- LATER: the same, of a later layout. FREE: no ticket is ahead of `mine`.
 -- The ticket goes first: ZREM is allowed when the server is out of memory, and after one write of a
 -- script the server allows the others. PUBLISH comes before SET: without a listener the waiter is
 -- gone. The one after it gets a note of how long the new holder has the lock: it looks then, if
@@ -52,7 +50,7 @@ local function settle(mine, first)
     local inbox, id, ms, _, token = string.match(ticket, 'TICKET')
     if not inbox and lives(ticket) then return LATER end
     if not inbox or inbox == '' then
-      local alive = redis.call('ZSCORE', POLLS, ticket)
+      local alive = inbox and redis.call('ZSCORE', POLLS, ticket)
       if alive and tonumber(alive) * 1000 > now then return RESERVED end
       redis.call('ZREM', QUEUE, ticket)
       redis.call('ZREM', POLLS, ticket)
@@ -79,5 +77,5 @@ local function settle(mine, first)
     end
     first = heads()
   end
-  return RESERVED
+  return RESERVED -- so many were dead: the next request drops more
 end

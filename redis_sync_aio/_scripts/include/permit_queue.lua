@@ -17,21 +17,20 @@ end
 -- FREE      when no ticket is ahead any more, and `mine` if that is now the first;
 -- FULL      when the first ticket does not fit, and is alive;
 -- LATER     when the first ticket has a later layout, and is alive;
+-- LATER     when the first ticket has a later layout, and is alive;
 -- RESERVED  when the first ticket is polled for, and is alive; and for how many more milliseconds.
---           Also after MAX_DEAD dead tickets: the next request drops more.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one gets a note when to look,
 -- as for the lock. An open gate grants to all, whether they listen or poll.
 local function settle(mine)
-  local dead = 0
-  while limit > 0 do
-    if dead == MAX_DEAD then return RESERVED end
-    local before = used
+  local dead, before = 0, used
+  while limit > 0 and dead < MAX_DEAD do
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE, ticket end
     local inbox, id, ms, weight, token = string.match(ticket, 'TICKET')
     weight = tonumber(weight)
     if not inbox then
+      if used >= limit then return FULL end
       if lives(ticket) then return LATER end
       leave(ticket)
     elseif weight > limit or (permit(token) or 0) > 0 then
@@ -80,8 +79,9 @@ local function settle(mine)
       end
     end
     moved = true
-    if used == before then dead = dead + 1 end
+    dead, before = dead + (used == before and 1 or 0), used
   end
+  if dead == MAX_DEAD then return RESERVED end -- the next request drops more
   if limit == PAUSED_LIMIT then
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
     if not first[1] or first[1] == mine then return FREE, first[1] end
