@@ -31,6 +31,13 @@ async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Cli
     assert await holder(redis) is None
 
 
+async def test_an_identity_may_acquire_again_after_its_release(redis: Client) -> None:
+    first = await acquire(redis, b"w", identity=True)
+    assert (await acquire(redis, b"w", identity=True))[:2] == [3, first]
+    await run(redis, "lock/release", b"w", b"")
+    assert await acquire(redis, b"w", identity=True) > first
+
+
 async def test_p2_a_ticket_that_was_passed_over_has_its_place_again(redis: Client) -> None:
     """Its turn came while nobody listened. It is ahead of all that came later, also when the lock is free."""
 

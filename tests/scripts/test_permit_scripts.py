@@ -589,3 +589,30 @@ async def test_a_waiter_that_leaves_takes_its_poll_along_when_the_queue_was_lost
     await redis.zadd(POLLS, {ticket: 1})
     assert await release(redis, b"a", ticket) == 1
     assert await redis.exists(POLLS) == 0
+
+
+async def test_p2_a_ticket_that_was_passed_over_gets_what_is_free_before_a_heavy_one_behind_it(redis: Client) -> None:
+    await granted(redis, b"a", limit=3)
+    async with inbox(redis, OTHER):
+        light = ticket_member(ALIVE, 7, 20_000, b"l", 1)
+        former = await micros(redis) - 1
+        heavy = await waits(redis, b"heavy", OTHER, weight=3, limit=3)
+        assert isinstance(await repeated(redis, b"l", light, 1, former), int)
+        assert await redis.zrange(QUEUE, 0, -1) == [heavy]
+
+
+async def test_a_client_that_may_not_publish_leaves_the_turn_to_its_owner(redis: Client) -> None:
+    await redis.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=2)
+        ticket = await waits(redis, b"b")
+        where = {name: redis.get_connection_kwargs()[name] for name in ("host", "port")}
+        async with type(redis)(**where, username="muted", password="any") as muted:
+            assert await release(muted, b"a") == 1
+            for _ in range(2):
+                code, _, left, _, soon = await ask(muted, b"c")
+                assert (code, left, soon) == (BUSY, -1, 1), "look again soon: nobody will wake you"
+        assert await redis.zrange(QUEUE, 0, -1) == [ticket]
+        assert await redis.pttl(QUEUE) > 0
+        assert await told() == []
+        await granted(redis, b"b", ticket)
