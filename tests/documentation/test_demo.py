@@ -77,8 +77,8 @@ def test_every_item_is_sold_once_although_a_holder_is_killed() -> None:
         assert re.fullmatch(r"median \S+ ms, longest \S+ ms", figure(done.stdout, times))
     assert re.search(r"worker \d killed \(SIGKILL\) while it held product \d+, fence \d+", done.stdout)
     assert re.search(r"product \d+ is worker \d's, fence \d+: the lease ran out", done.stdout)
-    # A dead holder costs what is left of its lease (it is renewed at a third of its time), and half a second more at most
-    # on a machine that hands over in milliseconds.
+    # A dead holder costs what is left of its lease (it is renewed at a third of its time), and hardly more: half a
+    # second where a hand-over takes milliseconds.
     longest = float(figure(done.stdout, "hand-over: release to next process").split()[-2].replace(",", ""))
     recovery = float(figure(done.stdout, "granted again after").removesuffix(" ms").replace(",", ""))
     assert 1300 < recovery < 2500 + 10 * longest

@@ -192,7 +192,7 @@ class History(Compared[LockSnapshot]):
                 for member in before.queue[:place]:
                     passed = Ticket.parse(member)
                     assert passed is not None
-                    if self.lives(before, member, passed):
+                    if self.can_take(before, member, passed):
                         assert member in self.own, "P2: somebody living was passed over"
         if self.asking is not None and isinstance(reply, int):
             granted.append((reply, self.asking.token))

@@ -242,7 +242,7 @@ class History(Compared[PermitSnapshot]):
         for member in before.queue[: places[-1] if places else 0]:
             ticket = Ticket.parse(member)
             assert ticket is not None
-            if self.lives(before, member, ticket) and ticket not in granted and member not in self.own:
+            if self.can_take(before, member, ticket) and ticket not in granted and member not in self.own:
                 has_it = ticket.token in after.permits  # an identity: it is told to ask
                 assert has_it or ticket.weight > after.limit, "P2: somebody living was passed over"
         if isinstance(reply, tuple) and reply[0] == Outcome.GRANTED:

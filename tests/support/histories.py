@@ -146,7 +146,7 @@ class Compared(RuleBasedStateMachine, Generic[S]):
         assert all(int(told.payload.split()[1]) == ASK_AGAIN for told in deaf), "a grant to nobody"
         return [told for told in decision.messages if told not in deaf]
 
-    def lives(self, before: S, member: bytes, ticket: Ticket) -> bool:
+    def can_take(self, before: S, member: bytes, ticket: Ticket) -> bool:
         """Return whether the owner of a ticket can take what is free: it listens, or asks in time."""
         until = before.polls.get(member)
         asks = until is not None and until * 1000 > self.now
