@@ -5,10 +5,12 @@ the code of a page. A sentence is prose of six words or more: no heading, no row
 
     python .ci/docs_words.py         # the figures, and the sentences
     python .ci/docs_words.py --pages # also the words of each page
+    python .ci/docs_words.py --site  # the words of the reference, as built into site/
 """
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 from collections import defaultdict
@@ -19,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 LIMITS = {
     "words of all pages": 63_508,
     "sentences on three pages or more": 0,
+    "words of the reference": 33_600,
+    "words of its longest page": 4_000,
 }
 NO_PROSE = re.compile(r"^---\n.*?^---\n|^ *(```+).*?^ *\1|<!--.*?-->|^ *[|#!?<].*?$", re.M | re.S)
 SENTENCE = re.compile(r"[A-Z`*\[][^.!?:]*(?:[.!?:](?!\s|$)[^.!?:]*)*[.!?:](?=\s|$)")
@@ -38,8 +42,32 @@ def sentences(text: str) -> Iterator[str]:
                 yield found
 
 
-def main(names: list[str]) -> None:
+def judge(figures: dict[str, int]) -> None:
     """Print the figures; exit with an error if one is above its limit."""
+    above = 0
+    for name, value in figures.items():
+        above += value > LIMITS[name]
+        print(f"{name}: {value:,} (at most {LIMITS[name]:,}){' ABOVE' if value > LIMITS[name] else ''}")
+    if above:
+        sys.exit(f"{above} above the limit: shorten a page, or state a fact on one page and link to it")
+
+
+def rendered(page: Path) -> str:
+    """Return the text of a page that was built, without what is around it."""
+    article = re.sub(r"(?s).*<article[^>]*>(.*)</article>.*", r"\1", page.read_text("utf-8"))
+    return html.unescape(re.sub(r"(?s)<(script|style|svg).*?</\1>|<[^>]+>", "", article))
+
+
+def reference() -> None:
+    words = {page.parent.name: len(rendered(page).split()) for page in (ROOT / "site/reference").rglob("index.html")}
+    print("".join(f"{count:7,} {page}\n" for page, count in sorted(words.items(), key=lambda it: -it[1])), end="")
+    judge({"words of the reference": sum(words.values()), "words of its longest page": max(words.values())})
+
+
+def main(names: list[str]) -> None:
+    """Count what is asked for."""
+    if "--site" in names:
+        return reference()
     texts = pages()
     places: dict[str, set[str]] = defaultdict(set)
     for page, text in texts.items():
@@ -50,13 +78,7 @@ def main(names: list[str]) -> None:
     if "--pages" in names:
         print("".join(f"{count:7,} {page}\n" for page, count in sorted(words.items(), key=lambda it: -it[1])), end="")
     print("".join(f"{len(found)} pages: {sentence}\n" for sentence, found in sorted(repeated.items())), end="")
-    above = 0
-    figures = {"words of all pages": sum(words.values()), "sentences on three pages or more": len(repeated)}
-    for name, value in figures.items():
-        above += value > LIMITS[name]
-        print(f"{name}: {value:,} (at most {LIMITS[name]:,}){' ABOVE' if value > LIMITS[name] else ''}")
-    if above:
-        sys.exit(f"{above} above the limit: shorten a page, or state a fact on one page and link to it")
+    judge({"words of all pages": sum(words.values()), "sentences on three pages or more": len(repeated)})
 
 
 if __name__ == "__main__":
