@@ -30,7 +30,7 @@ SDIST = {
     *("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("pyproject.toml", "zensical.toml", "PKG-INFO", ".gitignore", f"{PACKAGE}_pytest.py"),
 }
-FOLDERS = {PACKAGE, "tests", "examples", "benchmarks", "docs", "overrides"}
+FOLDERS = {PACKAGE, "tests", "examples", "benchmarks", "docs", "maintainers", "overrides"}
 CACHES = re.compile(r"__pycache__|\.py[co]$|\.egg-info|(^|/)(\.(?!gitignore)|site/|out/)")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 URLS = ("Homepage", "Documentation", "Changelog", "Source", "Issues")

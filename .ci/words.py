@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "maintainers")
 COVERED = (*PAGES, "examples", "benchmarks", "tests", "redis_sync_aio")
 GAP = r"(?:\s+|\s*\n\s*(?:#|--)\s*)"
 """What stands between two words of a phrase, which may go on in the next line of a comment."""

@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
 GUARANTEES = DOCS / "guarantees.md"
-PROOFS = DOCS / "maintainers" / "proofs.md"
+PROOFS = TESTS.parent / "maintainers" / "proofs.md"
 
 pytestmark = pytest.mark.skipif(not GUARANTEES.exists(), reason="the documentation is not next to these tests")
 

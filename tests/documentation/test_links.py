@@ -128,6 +128,16 @@ def test_links_of_the_readme_work_on_the_package_index() -> None:
     assert f"{RAW}docs/assets/top.svg" in ours
 
 
+def test_links_of_the_pages_for_maintainers_lead_to_what_exists() -> None:
+    """They are relative, and read on the forge or in a checkout."""
+    for page in sorted((ROOT / "maintainers").glob("*.md")):
+        for link in links(page.read_text("utf-8")):
+            path, _, anchor = link.partition("#")
+            found = (page.parent / path).resolve() if path else page
+            assert found.is_file(), (page.name, link)
+            assert not anchor or anchor in anchors(found.read_text("utf-8")), (page.name, link)
+
+
 def test_links_that_do_not_work_are_found() -> None:
     """Relative ones, and absolute ones to what is not there."""
     page = string.Template(

@@ -18,7 +18,9 @@ from ..support.pages import Page, without_their_imports
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "tests/README.md")
-PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]) if DOCS.exists() else []
+MAINTAINERS = ROOT / "maintainers"
+ALL = [*DOCS.rglob("*.md"), *MAINTAINERS.glob("*.md"), *(ROOT / name for name in AT_THE_ROOT)]
+PAGES = sorted(ALL) if DOCS.exists() else []
 PROGRAMS = {
     "api-in-one-page.md",
     "index.md",
