@@ -56,6 +56,10 @@ class Range(NamedTuple):
     nodes: list[NodeAddress]
 
 
+Addresses: TypeAlias = dict[tuple[bytes | None, int], NodeAddress]
+"""Where the nodes are reached, by host and port as a node names them."""
+
+
 def not_now(answer: str, slot: str | int, node: str) -> str:
     """Return the message that stands for the error replies MOVED and ASK: retry later."""
     state = "has moved" if answer == "MOVED" else "is being moved"
@@ -85,7 +89,7 @@ class ClusterNodes:
         self._seeds = [NodeAddress(node.host, int(node.port)) for node in seeds]
         self.seeds: str = ", ".join(f"{host}:{port}" for host, port in self._seeds[:3])
         """The addresses that the client was made with, for messages; at most three."""
-        self._answer: tuple[NodeAddress, Any, list[Range]] | None = None  # the latest one: node, reply, meaning
+        self._answer: tuple[Any, Addresses, list[Range]] | None = None  # the latest reply, and its meaning
 
     def ask_first(self, address: str) -> None:
         """Ask the node at ``address`` ("host:port") before all others next time, as it is likely to know."""
@@ -162,13 +166,15 @@ class ClusterNodes:
         return await self._read(node, answer)
 
     async def _read(self, node: NodeAddress, answer: Any) -> list[Range]:
-        """Return the ranges in the answer of ``node``: the same object if the answer is the same as before."""
+        """Return the ranges in the answer of ``node``: the same object if it means the same as before."""
         if self._answer is not None:
-            source, before, ranges = self._answer
-            # A node may not know its own address. Then the same answer of another node means something else.
-            if before == answer and (source == node or all(_host(host) for _, _, *told in before for host, *_ in told)):
+            before, addresses, ranges = self._answer
+            # The same answer means something else when ``address_remap`` has other results, and when another node gives
+            # it that does not know its own address.
+            known = addresses.items()
+            if before == answer and all(to == self._remapped(_host(it[0]) or node.host, it[1]) for it, to in known):
                 return ranges
-        addresses: dict[tuple[bytes | None, int], NodeAddress] = {}
+        addresses = {}
         ranges = []
         for first, last, *nodes in answer:
             for host, port, *_ in nodes:
@@ -177,7 +183,7 @@ class ClusterNodes:
             ranges.append(Range(first, last, [addresses[host, port] for host, port, *_ in nodes]))
             if len(ranges) % RANGES_PER_TURN == 0:
                 await asyncio.sleep(0)
-        self._answer = node, answer, ranges
+        self._answer = answer, addresses, ranges
         return ranges
 
     def _remapped(self, host: str, port: int) -> NodeAddress:

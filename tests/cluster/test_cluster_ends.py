@@ -179,3 +179,31 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
         async with sync.lock(names[0]):
             assert await nodes.say(nodes.primaries[1], "EXISTS", names[0]) == 1
         await nodes.move(nodes.slot(names[0]), nodes.primaries[1], nodes.primaries[0])
+
+
+@pytest.mark.real
+async def test_an_address_remap_that_changes_is_followed(nodes: Nodes) -> None:
+    """The proxies that it names are replaced. Leases are kept, although no node says anything new of the slots."""
+    async with AsyncExitStack() as replaced, AsyncExitStack() as stack:
+
+        async def proxies(owner: AsyncExitStack) -> dict[int, FaultProxy]:
+            ports = [(node.host, node.port or 0) for node in nodes.primaries]
+            return {address[1]: await owner.enter_async_context(FaultProxy(address)) for address in ports}
+
+        present = await proxies(replaced)
+
+        def remapped(address: tuple[str, int]) -> tuple[str, int]:
+            proxy = present.get(address[1])
+            return address if proxy is None else (proxy.host, proxy.port)
+
+        client = await stack.enter_async_context(nodes.client(address_remap=remapped))
+        sync = await stack.enter_async_context(Coordinator(client, retry_for=30))
+        names = [nodes.name_at(shard, "remapped") for shard in range(SHARDS)]
+        leases = [await sync.lock(name).acquire() for name in names]
+        present = await proxies(stack)
+        await replaced.aclose()
+        for name, lease in zip(names, leases, strict=True):
+            await lease.extend(30)
+            assert await nodes.say(nodes.owner(name), "GET", name) == lease.token.encode()
+            await lease.release()
+        assert all(proxy.commands["EVALSHA"] for proxy in present.values())
