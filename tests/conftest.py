@@ -24,6 +24,7 @@ from .support.clusters import Nodes, cluster
 from .support.inside import tuned
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import is_in_part, sample
+from .support.processes import Crew
 from .support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 MakeClient = Callable[..., Redis]
@@ -107,6 +108,13 @@ def nodes() -> Iterator[Nodes]:
         nodes = runner.run(running.__aenter__())
         yield nodes
         runner.run(running.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Other processes that use locks, for the tests of a module."""
+    with Crew() as crew:
+        yield crew
 
 
 @pytest_asyncio.fixture

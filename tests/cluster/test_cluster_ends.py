@@ -18,10 +18,11 @@ from redis_sync_aio.types import Transaction
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes
 from ..support.inside import cluster_link_of
+from ..support.processes import play
 from ..support.proxy import FaultProxy
-from ..support.scenes import NAME, look, play
 from ..support.sweep import Outcome, sweep
 from ..support.tls import make_tls
+from ..transport.scenes import NAME, fork, look
 
 
 async def open_connections(nodes: Nodes) -> int:
@@ -119,7 +120,7 @@ def test_p12_a_loop_that_is_closed_by_hand_keeps_no_client(nodes: Nodes) -> None
 )
 async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
     server = nodes.owner(NAME)
-    await asyncio.to_thread(play, server, "fork", f"cluster {how}", PYTHONDEVMODE="")
+    await asyncio.to_thread(play, server, fork, f"cluster {how}", PYTHONDEVMODE="")
     assert look(server) is None
 
 

@@ -7,7 +7,7 @@ Tests of a kind wait together. How soon each next grant comes is in test_wire_ti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -19,9 +19,9 @@ from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
-from ..support.child import Answer, Child, Crew, Failed
 from ..support.inside import load
 from ..support.pairwise import first_of
+from ..support.processes import Answer, Child, Crew, Failed
 from ..support.proxy import HOLD, HOLD_REPLY, FaultProxy, script
 from ..support.sharing import turns
 from ..support.views import holder_of, tokens
@@ -34,12 +34,6 @@ LONG = 90.0
 """Seconds of a lease, or of a claim, whose end no test waits for."""
 PATIENCE = 30.0
 """Seconds until a test that hangs fails: less than `LONG`."""
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
 
 
 @pytest_asyncio.fixture
@@ -272,7 +266,7 @@ async def test_p6_a4_stopped_beyond_the_ttl(
         else:
             child.stop()
             woken = child.ask("lease", "it")
-        first = child.ask("wall")  # it is in its pipe: what it reads first when it continues
+        first = child.ask("lease", "it")  # it is in its pipe: what it reads first when it continues
         async with AsyncLock(sync, name, ttl=30).acquire(timeout=PATIENCE) as lease:
             assert lease.fence > stopped.fence
             child.go_on()

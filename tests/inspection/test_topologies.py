@@ -12,9 +12,9 @@ from redis.crc import key_slot
 from redis_sync_aio import CommandRefused, Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import inspect
-from tests.support.child import Crew
 from tests.support.clusters import SHARDS, SLOTS, Nodes, moved_back
 from tests.support.inspecting import seen
+from tests.support.processes import Crew
 from tests.support.sentinels import sentinels
 
 
@@ -118,9 +118,9 @@ async def test_a_node_of_a_cluster_does_not_deny_what_another_node_has(nodes: No
 
 
 @pytest.mark.real  # processes
-async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis: Redis) -> None:
+async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis: Redis, crew: Crew) -> None:
     """The holder is not connected any more, the ticket is dead, and nobody of the application runs."""
-    with Crew() as crew, crew.children(2) as (holder, waiter):
+    with crew.children(2) as (holder, waiter):
         await holder.open(server.url)
         await waiter.open(server.url)
         await holder.acquire("x", ttl=600)

@@ -31,7 +31,7 @@ from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
-from ..support.child import Crew
+from ..support.processes import Crew
 
 Primitive: TypeAlias = AsyncLock | AsyncSemaphore
 Make: TypeAlias = Callable[[Coordinator], Primitive]
@@ -175,15 +175,15 @@ async def detaches(sync: Coordinator) -> dict[str, object]:
 @pytest.mark.ci
 @pytest.mark.real
 async def test_it_survives_the_process_that_detached_it(
-    sync: Coordinator, server: EmbeddedServer, redis: Redis
+    sync: Coordinator, server: EmbeddedServer, redis: Redis, crew: Crew
 ) -> None:
     """Which is killed; and one that is killed after it attached leaves the lease to its ttl, and nobody else."""
-    with Crew() as crew, crew.children(2) as (api, worker):
+    with crew.children(2) as (api, worker):
         await api.open(server.url)
         await worker.open(server.url)
-        found = await api.run(f"{__name__}:detaches")
+        found = await api.run(detaches)
         api.kill()
-        attached = await worker.run(f"{__name__}:attaches", found["token"])
+        attached = await worker.run(attaches, found["token"])
         assert attached["fence"] == found["fence"]
         worker.kill()
         with pytest.raises(NotHeld):

@@ -39,7 +39,7 @@ from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
-from ..support.child import Answer, Crew
+from ..support.processes import Answer, Crew
 from ..support.wired import MARK
 
 Rule = Literal["again", "raise"]
@@ -86,12 +86,14 @@ async def run_slots(sync: Coordinator, on_crash: OnCrash, first: str) -> dict[st
 @pytest.mark.ci
 @pytest.mark.real
 @of_slots
-async def test_each_slot_runs_once_over_processes(redis: Redis, server: EmbeddedServer, on_crash: OnCrash) -> None:
+async def test_each_slot_runs_once_over_processes(
+    redis: Redis, server: EmbeddedServer, crew: Crew, on_crash: OnCrash
+) -> None:
     """But for the slot whose first run was killed: it is skipped, or runs again, by the rule of the caller."""
-    with Crew() as crew, crew.children(PROCESSES) as children:
+    with crew.children(PROCESSES) as children:
         for child in children:
             await child.open(server.url, claim=None)
-        answers = [child.run(f"{__name__}:run_slots", on_crash, number) for number, child in enumerate(children)]
+        answers = [child.run(run_slots, on_crash, number) for number, child in enumerate(children)]
         found = await asyncio.gather(*answers, return_exceptions=True)
     assert sum(isinstance(one, Answer) for one in found) == PROCESSES - 1
     for slot in range(SLOTS):

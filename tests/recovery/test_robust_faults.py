@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from redis.asyncio import Redis
@@ -14,8 +13,8 @@ from redis_sync_aio.errors import OutOfMemory, StaleFence, StaleWriter
 from redis_sync_aio.types import UndoSteps
 
 from ..support.body import FAST, waits
-from ..support.child import Child, Crew, Failed
 from ..support.inside import load, robust_keys
+from ..support.processes import Child, Crew, Failed
 from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
 from ..support.served import served
 from ..support.wire_sweep import ANSWERS, WIRE, failures
@@ -25,12 +24,6 @@ __all__ = ["quiet_loop"]  # a fixture
 
 NAME = "robust"
 TTL = 3.0
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
 
 
 # -- processes ---------------------------------------------------------------------------------------------
@@ -46,7 +39,7 @@ async def test_a1_a4_killed_twice_or_stopped(
         lock = AsyncRobustLock(sync, "killed")
         one = await first.robust("killed", TTL)
         assert one["abandoned"] is None
-        await first.record({"charged": 120})
+        await first.ask("record", "it", '{"charged":120}')
         waiting = second.robust("killed", TTL)
         await wait_until(waits(lock), FAST, timeout=30)
         first.kill()
@@ -64,7 +57,7 @@ async def test_a1_a4_killed_twice_or_stopped(
     async def stopped(child: Child) -> None:
         lock, gate = AsyncRobustLock(sync, "stopped"), FenceGate(sync, "stopped")
         late = await child.robust("stopped", TTL)
-        await child.record({"by": "first"})
+        await child.ask("record", "it", '{"by":"first"}')
         await gate.accept(late.fence)
         child.stop()
         async with lock.acquire(timeout=30) as lease:
@@ -74,7 +67,7 @@ async def test_a1_a4_killed_twice_or_stopped(
             await gate.accept(lease)
             child.go_on()
             with pytest.raises(Failed, match="LeaseLost"):
-                await child.record({"by": "late"})
+                await child.ask("record", "it", '{"by":"late"}')
             with pytest.raises(StaleFence):
                 await gate.accept(late.fence)
             assert await redis.hget(robust_keys(b"stopped").record, "progress") == b'{"by":"second"}'

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -29,9 +32,9 @@ from redis_sync_aio.types import GuardingLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.child import Answer, Child, Crew, Failed
 from ..support.inside import read_through
 from ..support.options import OPTIONS
+from ..support.processes import Answer, Child, Crew, Failed
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
 from ..support.transactions import in_use, watchers
 from ..support.transactions_wired import Wired, wired
@@ -372,10 +375,28 @@ async def test_the_loss_cancels_the_body_of_the_lease(make_client: MakeClient, r
 # -- real processes, really stopped ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
+async def count_late(sync: Coordinator, name: str, key: str, ttl: str, guarded: str) -> dict[str, object]:
+    """In a child: count ``key`` up under a lock, but stop after the last check of the lease, before the write."""
+    client: Any = sync.client
+    lease = await AsyncLock(sync, name, ttl=float(ttl), auto_renew=False).acquire()
+    if guarded == "guarded":
+        async with lease.transaction() as tx:
+            count = int(await tx.get(key) or 0)
+            tx.multi()
+            tx.set(key, count + 1)
+            execute = tx._session.execute
+
+            async def late(queue: Any) -> Any:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return await execute(queue)
+
+            tx._session.__dict__["execute"] = late
+    else:
+        count = int(await client.get(key) or 0)
+        lease.check()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        await client.set(key, count + 1)
+    return {}
 
 
 async def _stopped(child: Child, late: asyncio.Future[Answer]) -> bool:
@@ -395,7 +416,7 @@ async def test_a_holder_that_is_stopped_beyond_its_lease_overwrites_nothing(
     with crew.children(1) as (child,):
         await child.open(server.url)
         while overtakes < OVERTAKES:
-            late = child.ask("late", "guard", "count", 0.03, way)
+            late = child.run(count_late, "guard", "count", 0.03, way)
             if not await _stopped(child, late):
                 continue
             overtakes += 1

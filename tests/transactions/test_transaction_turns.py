@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,38 @@ from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.child import Crew
 from ..support.inside import turn_key
+from ..support.processes import Crew
 from ..support.transactions import increment, interrupted
 
-TASKS, TIMES = 32, 1
+TASKS = 32
 
 
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
+async def count_up(sync: Coordinator, key: str, after: str) -> dict[str, object]:
+    """In a child: count ``key`` up in transactions of many tasks; by turns ``after`` conflicts (0: never)."""
+    client: Any = sync.client
+    conflicts = escalated = 0
+    disturbed = max(1, int(after))  # so many attempts of each meet a conflict, however slow the machine is
+
+    async def one() -> None:
+        nonlocal conflicts, escalated
+        attempts = 0
+
+        async def body(tx: Transaction) -> None:
+            nonlocal attempts
+            attempts += 1
+            count = int(await tx.get(key) or 0)
+            if attempts <= disturbed:
+                await client.incrby(key, 0)  # a write, which leaves the value
+            tx.multi()
+            tx.set(key, count + 1)
+
+        done = await transaction(sync, body, key, attempts=100_000, escalate_after=int(after) or None)
+        conflicts += done.conflicts
+        escalated += done.escalated
+
+    await asyncio.gather(*(one() for _ in range(TASKS)))
+    return {"conflicts": conflicts, "escalated": escalated}
 
 
 @pytest.mark.real  # processes
@@ -51,11 +71,11 @@ async def test_totals_of_64_tasks_in_two_processes_are_exact(
     with crew.children(2) as children:
         for child in children:
             await child.open(server.url)
-        running = [child.ask("count", "n", TASKS, TIMES, own) for child, own in zip(children, after, strict=True)]
+        running = [child.run(count_up, "n", own) for child, own in zip(children, after, strict=True)]
         for _ in range(10):
             await redis.transaction(foreign, "n", watch_delay=0.001)
         answers = await asyncio.gather(*running)
-    assert int(await redis.get("n") or 0) == 2 * TASKS * TIMES + 10
+    assert int(await redis.get("n") or 0) == 2 * TASKS + 10
     assert sum(one["conflicts"] for one in answers) > 0
     for answer, own in zip(answers, after, strict=True):
         assert (answer["escalated"] > 0) == (own > 0)

@@ -31,41 +31,52 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.inside import close_implicit, hubs
-from ..support.scenes import NAME, Use, look, play, refused, source
+from ..support.processes import Scene, play
 from ..support.tls import encrypted, make_tls
+from .scenes import (
+    NAME,
+    Use,
+    ending,
+    fork,
+    fork_while_it_connects,
+    interpreter_ends,
+    look,
+    refused,
+    run_twice,
+    source,
+    whole_story,
+)
 
 FEW = ("fork: coordinator os._exit", "ending: bare client lease sys.exit")
 """The programs of the default run."""
-PLAYS = [
+PLAYS: list[tuple[Scene, str]] = [
     *(
-        ("fork", f"{it} {end}")
+        (fork, f"{it} {end}")
         for it, end in product(("coordinator", "bare client", "polling"), ("os._exit", "sys.exit"))
     ),
-    ("fork_while_it_connects", "4"),
-    ("fork_while_it_connects", "1"),
-    ("run_twice", ""),
+    (fork_while_it_connects, "4"),
+    (fork_while_it_connects, "1"),
+    (run_twice, ""),
     *(
-        ("ending", " ".join(how))
+        (ending, " ".join(how))
         for how in product(("coordinator", "bare client"), ("task", "lease"), ("returns", "interrupt", "sys.exit"))
     ),
-    ("whole_story", "asyncio"),
-    ("whole_story", "uvloop"),
+    (whole_story, "asyncio"),
+    (whole_story, "uvloop"),
 ]
+NAMED = {f"{scene.__name__}: {how}": (scene, how) for scene, how in PLAYS}
 
 
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param(f"{scene}: {how}", marks=() if f"{scene}: {how}" in FEW else pytest.mark.ci) for scene, how in PLAYS],
-)
+@pytest.mark.parametrize("which", [pytest.param(it, marks=() if it in FEW else pytest.mark.ci) for it in NAMED])
 def test_p5_p12_a8_a9_a10_a_program_ends_well(server: EmbeddedServer, which: str) -> None:
     """It forks, runs loop after loop, or ends with a lock held. Nothing is on stderr, and nothing is held afterwards.
 
     It runs with warnings as errors, and in Python's development mode or at least with asyncio's debug mode.
     """
-    scene, how = which.split(": ")
+    scene, how = NAMED[which]
     if "uvloop" in how:
         pytest.importorskip("uvloop")
-    mode = {"PYTHONDEVMODE": ""} if "fork" in scene else {"PYTHONASYNCIODEBUG": "1"}
+    mode = {"PYTHONDEVMODE": ""} if "fork" in which else {"PYTHONASYNCIODEBUG": "1"}
     play(server, scene, how, **mode)
     assert look(server) is None
 
@@ -76,13 +87,13 @@ def test_p12_a8_fork_with_tls(server: EmbeddedServer, tmp_path: Path, ends: str)
     """The child has a copy of the parent's session, and does not say a word in it."""
     tls = make_tls(tmp_path)
     with encrypted(server.unix_socket, tls) as port:
-        play(server, "fork", f"coordinator {ends}", url=tls.url(port), PYTHONDEVMODE="")
+        play(server, fork, f"coordinator {ends}", url=tls.url(port), PYTHONDEVMODE="")
     assert look(server) is None
 
 
 @pytest.mark.ci
 def test_p12_a10_after_the_sudden_end_of_an_interpreter_the_ttl_remains(server: EmbeddedServer) -> None:
-    play(server, "interpreter_ends")
+    play(server, interpreter_ends)
     with SyncRedis.from_url(server.url) as client:
         left: Any = client.pttl(NAME)
         assert 0 < left <= 60_000

@@ -1,4 +1,4 @@
-"""Programs that run in a process of their own: they fork, leave locks held, run loop after loop. `play` runs one."""
+"""Scenes that tests play in processes of their own: they fork, leave locks held, run loop after loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -23,29 +21,13 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import WrongContext
 from redis_sync_aio.types import Client
 
-from .body import FAST, for_ever, waits
-from .inside import tuned
-from .views import holder_of
+from ..support.body import FAST, for_ever, waits
+from ..support.inside import tuned
+from ..support.views import holder_of
 
 NAME = "scene"
-ROOT = Path(__file__).parents[2]
 FORKS = {"os._exit": 6, "sys.exit": 3}  # the latter ends a whole interpreter each time
 Use = Callable[[], Awaitable[object]]
-Scene = Callable[[str, str], None]
-SCENES: dict[str, Scene] = {}
-
-
-def scene(function: Scene) -> Scene:
-    SCENES[function.__name__] = function
-    return function
-
-
-def play(server: EmbeddedServer, name: str, how: str = "", *, url: str = "", **environment: str) -> None:
-    """Run a scene in a process of its own; with ``url`` it gets to the server by that way."""
-    command = [sys.executable, "-W", "error", "-m", __name__, name, url or server.url, how]
-    environment = {**os.environ, "PYTHONDEVMODE": "1", **environment}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1:]) == (0, "", ["done"]), done
 
 
 def look(server: EmbeddedServer, name: str = NAME) -> object:
@@ -79,7 +61,6 @@ def without_its_log() -> None:
     logging.getLogger("redis_sync_aio").setLevel(logging.CRITICAL)
 
 
-@scene
 def fork(url: str, how: str) -> None:
     without_its_log()
     asyncio.run(forking(url, how))
@@ -154,7 +135,6 @@ async def in_own_loop_of_child(lock: AsyncLock, lease: Lease, how: str) -> None:
         await refused(lock.acquire)
 
 
-@scene
 def fork_while_it_connects(url: str, how: str) -> None:
     without_its_log()
     asyncio.run(forking_while_it_connects(url, int(how)))
@@ -185,7 +165,6 @@ async def forking_while_it_connects(url: str, step: int) -> None:
     print("done")
 
 
-@scene
 def run_twice(url: str, how: str) -> None:
     """The same objects in one loop after the other; the first leaves a lease and a waiter behind."""
     client = Redis.from_url(url)
@@ -214,7 +193,6 @@ def run_twice(url: str, how: str) -> None:
     print("done")
 
 
-@scene
 def ending(url: str, how: str) -> None:
     """End a loop, or all, while locks are held and waited for, and nothing is closed."""
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
@@ -249,7 +227,6 @@ async def left_open(url: str, how: str) -> None:
         sys.exit(0)
 
 
-@scene
 def interpreter_ends(url: str, how: str) -> None:
     """The loop is never ended: the key stays for its ttl."""
     loop = asyncio.new_event_loop()
@@ -259,7 +236,6 @@ def interpreter_ends(url: str, how: str) -> None:
     os._exit(0)
 
 
-@scene
 def whole_story(url: str, how: str) -> None:
     logged: list[str] = []
 
@@ -323,8 +299,3 @@ async def cancelled_after(lock: AsyncLock, turns: int) -> None:
         await waiter.result().release()
     await release
     await (await third).release()
-
-
-if __name__ == "__main__":
-    arguments: Any = sys.argv[1:]
-    SCENES[arguments[0]](*arguments[1:])

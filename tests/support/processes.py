@@ -1,11 +1,13 @@
-"""A process of its own that uses locks, and may be killed or stopped while it does.
+"""Other processes: scenes that a test plays, and a crew of children that use locks and may be killed or stopped.
 
-    with Crew() as crew, crew.child() as child:       # `with`: what is left is killed
+    play(server, scene, "how")                        # a function, from its beginning to its end
+
+    with Crew() as crew, crew.children(1) as (child,):       # `with`: what is left is killed
         await child.open(server.url, claim=0.3)
         grant = await child.acquire("name", ttl=5)
         child.stop(); child.go_on(); child.kill()
 
-It is driven by lines on its standard input, ``ID VERB ARGUMENT…``, and answers each by one line of JSON
+A child is driven by lines on its standard input, ``ID VERB ARGUMENT…``, and answers each by one line of JSON
 on its standard output. Times are `time.monotonic_ns`, which all processes of a machine share. The child dies
 with its parent: at the end of its input, and on Linux also when it is stopped then.
 """
@@ -22,15 +24,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, TypeAlias
 
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from redis.asyncio import Redis
 
-ROOT = Path(__file__).parents[2]
+from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator
+from redis_sync_aio.embedded import EmbeddedServer
+
+from .programs import ROOT
+
+Scene: TypeAlias = Callable[[str, str], None]
+"""Runs in a process of its own, with the address of a server and a word of how; it prints "done" at its end."""
+Job: TypeAlias = Callable[..., Awaitable[dict[str, object]]]
+"""Runs in a child, with its coordinator and words."""
+
+
+def play(server: EmbeddedServer, scene: Scene, how: str = "", *, url: str = "", **environment: str) -> None:
+    """Run a scene in a process of its own; with ``url`` it gets to the server by that way."""
+    function = f"{scene.__module__}:{scene.__name__}"
+    command = [sys.executable, "-W", "error", "-m", __name__, function, url or server.url, how]
+    environment = {**os.environ, "PYTHONDEVMODE": "1", **environment}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1:]) == (0, "", ["done"]), done
 
 
 class Failed(Exception):
@@ -69,7 +86,7 @@ class Child:
     """The parent's side. The process may serve several tests, one after the other: see `Crew`."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-X", "dev", "-W", "error", "-m", __name__]
+        command = [sys.executable, "-X", "dev", "-W", "error", "-m", __name__, "crew"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True,
@@ -126,34 +143,24 @@ class Child:
         """Make a client and a coordinator, and connect. ``claim``: None for the coordinator's default."""
         await self.ask("open", url, "default" if claim is None else claim)
 
-    def acquire(self, name: str, ttl: float, slot: str = "it", identity: str = "") -> asyncio.Future[Answer]:
-        """Acquire (token, fence, remaining), to be released as ``slot``."""
-        return self.ask("acquire", slot, name, ttl, *([identity] if identity else []))
+    def acquire(self, name: str, ttl: float, slot: str = "it") -> asyncio.Future[Answer]:
+        """Acquire a lock (token, fence, remaining), to be released as ``slot``."""
+        return self.ask("acquire", slot, "lock", name, ttl)
 
-    def permits(
-        self, name: str, ttl: float, weight: int, limit: int, slot: str = "it", identity: str = ""
-    ) -> asyncio.Future[Answer]:
+    def permits(self, name: str, ttl: float, weight: int, limit: int, slot: str = "it") -> asyncio.Future[Answer]:
         """Acquire permits of a semaphore; otherwise as `acquire`."""
-        return self.ask("permits", slot, name, ttl, weight, limit, *([identity] if identity else []))
+        return self.ask("acquire", slot, "semaphore", name, ttl, limit, weight)
 
     def robust(self, name: str, ttl: float, slot: str = "it") -> asyncio.Future[Answer]:
         """Acquire a robust lock (also: abandoned, the fence of who left it, or None); otherwise as `acquire`."""
-        return self.ask("robust", slot, name, ttl)
-
-    def record(self, progress: object, slot: str = "it") -> asyncio.Future[Answer]:
-        """Record progress under a robust lock."""
-        return self.ask("record", slot, json.dumps(progress, separators=(",", ":")))
+        return self.ask("acquire", slot, "robust", name, ttl)
 
     def release(self, slot: str = "it") -> asyncio.Future[Answer]:
         return self.ask("release", slot)
 
-    def release_as(self, name: str, identity: str) -> asyncio.Future[Answer]:
-        """Release the lock that ``identity`` holds, wherever it was acquired."""
-        return self.ask("release_as", name, identity)
-
-    def run(self, job: str, *words: object) -> asyncio.Future[Answer]:
-        """Run ``await module.function(sync, *words)``, called ``module:function``; its answer is a dict."""
-        return self.ask("run", job, *words)
+    def run(self, job: Job, *words: object) -> asyncio.Future[Answer]:
+        """Run a coroutine function of a module, with the coordinator and these words; its answer is a dict."""
+        return self.ask("run", f"{job.__module__}:{job.__name__}", *words)
 
     # -- what the operating system does to it ----------------------------------------------------------
 
@@ -243,19 +250,15 @@ class Crew:
                     child.end()
 
 
-# -- the child's side --------------------------------------------------------------------------------------
+# -- what runs in the other process --------------------------------------------------------------------------
 
 
 class Worker:
-    """Does what the lines say. Every line is a task, so a waiting one holds nobody up."""
+    """Does what the lines say. Every line is a task, so a waiting one holds up no other."""
 
     def __init__(self) -> None:
-
-        from redis_sync_aio import Coordinator, Lease
-
-        self.client: Redis
         self.sync: Coordinator | None = None
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[str, Any] = {}
         self.bodies: dict[str, asyncio.Task[dict[str, object]]] = {}
         self.leave: dict[str, asyncio.Event] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -281,16 +284,12 @@ class Worker:
         except Exception as error:
             fields = {"error": type(error).__name__, "message": str(error)}
         fields.setdefault("at", time.monotonic_ns())
-        os.write(1, json.dumps({"id": number, **fields}).encode() + b"\n")
+        os.write(1, json.dumps({"id": number, "wall": time.time(), **fields}).encode() + b"\n")
 
     async def do_open(self, url: str, claim: str) -> dict[str, object]:
-        from redis.asyncio import Redis
-
-        from redis_sync_aio import AsyncLock, Coordinator
-
-        self.client = Redis.from_url(url, client_name=name_of(os.getpid()))
-        self.sync = Coordinator(self.client) if claim == "default" else Coordinator(self.client, claim=float(claim))
-        await AsyncLock(self.sync, "connected?").locked()
+        client: Any = Redis.from_url(url, client_name=name_of(os.getpid()))
+        self.sync = Coordinator(client) if claim == "default" else Coordinator(client, claim=float(claim))
+        await self.sync.lock("connected?").locked()
         return {}
 
     async def do_close(self) -> dict[str, object]:
@@ -303,50 +302,34 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.sync is not None:
             await self.sync.aclose()
-            await self.client.aclose()
+            await self.sync.client.aclose()
         self.sync = None
         self.leases.clear()
         self.bodies.clear()
 
-    def lock(self, name: str, ttl: str) -> Any:
+    async def do_acquire(self, slot: str, kind: str, name: str, ttl: str, *permits: str) -> dict[str, object]:
         assert self.sync is not None
-        return self.sync.lock(name, ttl=float(ttl))
-
-    async def do_acquire(self, slot: str, name: str, ttl: str, identity: str | None = None) -> dict[str, object]:
-        return self.acquired(slot, await self.lock(name, ttl).acquire(identity=identity))
-
-    async def do_permits(
-        self, slot: str, name: str, ttl: str, weight: str, limit: str, identity: str | None = None
-    ) -> dict[str, object]:
-        from redis_sync_aio import AsyncSemaphore
-
-        assert self.sync is not None
-        semaphore = AsyncSemaphore(self.sync, name, limit=int(limit), ttl=float(ttl))
-        return self.acquired(slot, await semaphore.acquire(weight=int(weight), identity=identity))
-
-    async def do_robust(self, slot: str, name: str, ttl: str) -> dict[str, object]:
-        from redis_sync_aio import AsyncRobustLock
-
-        assert self.sync is not None
-        lease = await AsyncRobustLock(self.sync, name, ttl=float(ttl)).acquire()
-        found = self.acquired(slot, lease)
-        return {**found, "abandoned": lease.abandoned.fence if lease.abandoned else None}
-
-    async def do_record(self, slot: str, progress: str) -> dict[str, object]:
-        lease: Any = self.leases[slot]  # of a robust lock
-        await lease.record(json.loads(progress))
-        return {}
-
-    def acquired(self, slot: str, lease: Any) -> dict[str, object]:
+        options: dict[str, Any] = {"ttl": float(ttl)}
+        if kind == "semaphore":
+            limit, weight = map(int, permits)
+            lease: Any = await self.sync.semaphore(name, limit, **options).acquire(weight=weight)
+        else:
+            made = AsyncRobustLock if kind == "robust" else AsyncLock
+            lease = await made(self.sync, name, **options).acquire()
         self.leases[slot] = lease
-        at = time.monotonic_ns()
-        return {"token": lease.token, "fence": lease.fence, "remaining": lease.remaining(), "at": at}
+        left = getattr(lease, "abandoned", None)
+        return self.of(lease) | {"abandoned": left.fence if left else None, "at": time.monotonic_ns()}
+
+    @staticmethod
+    def of(lease: Any) -> dict[str, object]:
+        return {"token": lease.token, "fence": lease.fence, "remaining": lease.remaining(), "lost": lease.lost}
 
     async def do_body(self, slot: str, name: str, ttl: str) -> dict[str, object]:
         """Enter ``async with``; the body ends by itself when it is told to `leave`."""
+        assert self.sync is not None
         entered: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self.leave[slot] = asyncio.Event()
-        self.bodies[slot] = asyncio.create_task(self.body(slot, self.lock(name, ttl), entered))
+        self.bodies[slot] = asyncio.create_task(self.body(slot, self.sync.lock(name, ttl=float(ttl)), entered))
         return await entered
 
     async def body(self, slot: str, lock: Any, entered: asyncio.Future[dict[str, object]]) -> dict[str, object]:
@@ -354,7 +337,7 @@ class Worker:
         try:
             async with lock as lease:
                 self.leases[slot] = lease
-                entered.set_result({"token": lease.token, "fence": lease.fence})
+                entered.set_result(self.of(lease))
                 try:
                     await self.leave[slot].wait()
                 except asyncio.CancelledError:
@@ -376,86 +359,26 @@ class Worker:
         await self.leases[slot].release()
         return {}
 
-    async def do_release_as(self, name: str, identity: str) -> dict[str, object]:
-        await self.lock(name, "30").release(identity=identity)
-        return {}
-
-    async def do_run(self, job: str, *words: str) -> dict[str, object]:
-        module, name = job.split(":")
-        found: dict[str, object] = await getattr(importlib.import_module(module), name)(self.sync, *words)
-        return found
-
     async def do_check(self, slot: str) -> dict[str, object]:
         self.leases[slot].check()
         return {}
 
-    async def do_lease(self, slot: str) -> dict[str, object]:
-        lease = self.leases[slot]
-        return {"lost": lease.lost, "remaining": lease.remaining(), "fence": lease.fence}
+    async def do_record(self, slot: str, progress: str) -> dict[str, object]:
+        """Record progress under a robust lock."""
+        await self.leases[slot].record(json.loads(progress))
+        return {}
 
-    async def do_wall(self) -> dict[str, object]:
-        """Tell the time of the wall clock."""
-        return {"wall": time.time()}
+    async def do_lease(self, slot: str) -> dict[str, object]:
+        return self.of(self.leases[slot])
+
+    async def do_run(self, job: str, *words: str) -> dict[str, object]:
+        found: dict[str, object] = await named(job)(self.sync, *words)
+        return found
 
     async def do_stop(self, slot: str) -> dict[str, object]:
         """Stop ourselves in the middle of a turn; say whether the lease was known to be lost right then."""
         os.kill(os.getpid(), signal.SIGSTOP)
         return {"lost": self.leases[slot].lost}
-
-    async def do_late(self, name: str, key: str, ttl: str, guarded: str) -> dict[str, object]:
-        """Count ``key`` up under a lock, but stop ourselves after the last check of the lease, before the write."""
-        from redis_sync_aio import AsyncLock
-
-        assert self.sync is not None
-        lease = await AsyncLock(self.sync, name, ttl=float(ttl), auto_renew=False).acquire()
-        if guarded == "guarded":
-            async with lease.transaction() as tx:
-                count = int(await tx.get(key) or 0)
-                tx.multi()
-                tx.set(key, count + 1)
-                execute = tx._session.execute
-
-                async def late(queue: Any) -> Any:
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                    return await execute(queue)
-
-                tx._session.__dict__["execute"] = late
-        else:
-            count = int(await self.client.get(key) or 0)
-            lease.check()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            await self.client.set(key, count + 1)
-        return {}
-
-    async def do_count(self, key: str, tasks: str, times: str, after: str) -> dict[str, object]:
-        """Count ``key`` up in transactions, tasks x times; by turns ``after`` conflicts (0: never)."""
-        from redis_sync_aio import transaction
-        from redis_sync_aio.types import Transaction
-
-        assert self.sync is not None
-        sync, client, conflicts, escalated = self.sync, self.client, 0, 0
-        disturbed = max(1, int(after))  # so many attempts of each meet a conflict, however slow the machine is
-
-        async def one() -> None:
-            nonlocal conflicts, escalated
-            attempts = 0
-
-            async def body(tx: Transaction) -> None:
-                nonlocal attempts
-                attempts += 1
-                count = int(await tx.get(key) or 0)
-                if attempts <= disturbed:
-                    await client.incrby(key, 0)  # a write, which leaves the value
-                tx.multi()
-                tx.set(key, count + 1)
-
-            for _ in range(int(times)):
-                done = await transaction(sync, body, key, attempts=100_000, escalate_after=int(after) or None)
-                conflicts += done.conflicts
-                escalated += done.escalated
-
-        await asyncio.gather(*(one() for _ in range(int(tasks))))
-        return {"conflicts": conflicts, "escalated": escalated}
 
     async def do_die(self, slot: str) -> dict[str, object]:
         """Kill ourselves in the middle of a turn, inside the section."""
@@ -464,7 +387,21 @@ class Worker:
         raise AssertionError("still alive")
 
 
+def named(function: str) -> Any:
+    """Return a function that is called ``module:name``."""
+    module, name = function.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def start(what: str, *words: str) -> None:
+    """Run in this process what `play` or a `Child` started it for."""
+    if what == "crew":
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        asyncio.run(Worker().run())
+    else:
+        named(what)(*words)
+
+
 if __name__ == "__main__":
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    asyncio.run(Worker().run())
+    start(*sys.argv[1:])
