@@ -21,7 +21,7 @@ FIRST = (
 SAME = {"Face": "AsyncLock"}
 """Bases whose members are those of a public class that does not inherit from them."""
 ERRORS = "redis_sync_aio.errors."
-NOT_MADE_BY_USERS = "redis_sync_aio.types."
+NOT_MADE_BY_USERS = ("redis_sync_aio.types.", "redis_sync_aio.inspection.", "redis_sync_aio.instrumentation.")
 TYPE_VARIABLE = re.compile(r"[A-Z](_co)?")
 
 
@@ -63,7 +63,8 @@ def member_of(member: griffe.Object, types: dict[str, object]) -> griffe.Object:
     """Return a copy of a member with its types resolved."""
     made = copy.copy(member)
     if member.docstring:
-        made.docstring = griffe.Docstring(member.docstring.value, parent=made)
+        made.docstring = copy.copy(member.docstring)
+        made.docstring.parent = made
     if isinstance(made, griffe.Attribute):
         made.annotation = resolved(made.annotation, types)
     if isinstance(made, griffe.Function):
@@ -95,6 +96,7 @@ class InheritedMembers(griffe.Extension):
         for kind, shown in kinds.items():
             if shown.startswith(NOT_MADE_BY_USERS) or kind.name == "Lease":
                 kind.members.pop("__init__", None)
+                kind.decorators = [one for one in kind.decorators if "dataclass" not in str(one.value)]  # no signature
         for kind, shown in sorted(kinds.items(), key=lambda it: order.get(it[0].name, len(order))):
             for name in kind.members:
                 homes.setdefault(f"{kind.path}.{name}", f"{shown}.{name}")
@@ -128,7 +130,8 @@ class InheritedMembers(griffe.Extension):
                     given = f" → `{returns}`" if returns and str(returns) != str(member.returns) else ""
                     links.setdefault(home.rpartition(".")[0], []).append(f"[`{name}`][{home}]{given}")
         if links:
-            text = kind.docstring.value.rstrip() if kind.docstring else ""
+            kind.docstring = kind.docstring or griffe.Docstring("", parent=kind)
+            text = kind.docstring.value.rstrip()
             for home, names in links.items():
                 text += f"\n\nAs in [`{home.rpartition('.')[2]}`][{home}]: {', '.join(names)}."
-            kind.docstring = griffe.Docstring(text, parent=kind)
+            kind.docstring.value = text.strip()
