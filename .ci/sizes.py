@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[1] / "redis_sync_aio"
 LIMITS = {
     "names at the root": 40,
     "names in all public modules": 150,
-    "lines of code": 21_908,  # with queues that two layouts share, and a limit to the dead that a script drops
+    # with EVAL where only EVALSHA is refused, advice after ends at HELLO, queues that two layouts share, and a limit to
+    # the dead that a script drops
+    "lines of code": 21_938,
     "files": 137,
     "lines of Lua": 1_374,  # the same
     "protocols": 15,

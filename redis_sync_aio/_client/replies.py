@@ -82,12 +82,14 @@ _OF_A_SCRIPT = re.compile(
 _RAISED = re.compile("^ERR (?=WRONGTYPE )")
 # A script cannot compute with a value that this package never writes.
 _NO_NUMBER = re.compile(r"user_script: ?\d+: (attempt to (?:perform|compare) .*)", re.DOTALL)
-_NO_SCRIPTS = re.compile(r"run the 'evalsha?'|unknown command ['`]?evalsha?\b", re.IGNORECASE)
+_NO_SCRIPTS = re.compile(r"(?:run the '|unknown command ['`]?)(evalsha|eval)\b", re.IGNORECASE)
+_UNKNOWN = "ERR unknown command"
 
 
-def scripts_refused(message: str) -> bool:
-    """Return whether an error reply says that this user, or this server, cannot run scripts."""
-    return _NO_SCRIPTS.search(message) is not None
+def scripts_refused(message: str) -> str:
+    """Return which command this user or this server does not run by an error reply: evalsha or eval; else empty."""
+    refused = _NO_SCRIPTS.search(message)
+    return refused[1].lower() if refused else ""
 
 
 def error_code(message: str) -> str:
@@ -117,8 +119,8 @@ def refusal(
 ) -> CommandRefused:
     """Return the typed error for an error reply about the lock ``name``, or about the connection if that is empty.
 
-    ``no_scripts`` is the error reply that refused scripts, ``keys`` are those of the lock, and ``again`` says that the
-    reply to an earlier copy of the command was lost.
+    ``no_scripts`` is the first error reply that refused scripts, ``keys`` are those of the lock, and ``again`` says
+    that the reply to an earlier copy of the command was lost.
     """
     message = _passed_on(message)
     code = error_code(message)
@@ -128,8 +130,8 @@ def refusal(
         advice = LACKING["cluster"]
     elif code == "ERR" and scripts_refused(reply):
         advice = LACKING["scripts"]
-    if no_scripts and code == "NOPERM":
-        reply = f"{no_scripts}; without scripts it answered {reply}"
+    if no_scripts and (code == "NOPERM" or reply.startswith(_UNKNOWN)):
+        reply = no_scripts if scripts_refused(reply) else f"{no_scripts}; without scripts it answered {reply}"
     shown = [text(key) for key in keys]
     if code == "WRONGTYPE" and shown and not reply.startswith(tuple(f"WRONGTYPE {key} " for key in shown)):
         reply += f": {'one of ' * (len(shown) > 1)}{', '.join(shown)} belongs to another program"

@@ -21,7 +21,7 @@ from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Endpoint, inbox_pattern
 from .._scripts import load
-from ..errors import PushUnavailable
+from ..errors import PushUnavailable, Unreachable
 from . import call as failures
 from .call import Call, not_understood
 from .dialogues import Converse, DialogueQueue, Exchange
@@ -307,6 +307,8 @@ class Handshake:
         self._history = b""  # of the data behind the previous connection; empty if it is not known
         self._newest: tuple[object, int | None] | None = None  # newest connection: its address, and its id there
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hello: asyncio.Future[Reply] | None = None  # the newest answer
+        self._hung_up = 0  # times in a row that a connection was lost before that
 
     async def perform(self, connection: Connection) -> None:
         """Switch to RESP3, subscribe to the inbox and prove that messages arrive; retire the previous connection.
@@ -318,7 +320,8 @@ class Handshake:
             return
         if connection.no_stream:
             raise PushUnavailable(f'{connection.no_stream}; use Coordinator(client, push="never") to poll instead')
-        hello, client_id = connection.ask((b"HELLO", 3)), connection.ask((b"CLIENT", b"ID"))
+        self._hello = hello = connection.ask((b"HELLO", 3))
+        client_id = connection.ask((b"CLIENT", b"ID"))
         history = connection.ask((b"INFO", b"replication"))
         self._name(connection)
         if self._newest is not None:  # else no server has a ticket of ours, so there is no need to wait
@@ -432,8 +435,15 @@ class Handshake:
         if not self._heard.done():
             self._heard.set_result(None)
 
-    def fail(self, connection: Connection, error: Exception) -> None:
+    def fail(self, connection: Connection) -> None:
         """End the handshake on ``connection``, which was lost."""
+        self._hung_up = 0 if self._hello is None or self._hello.done() else self._hung_up + 1
+        error = Unreachable("the connection was lost while it was being set up; check the server and the network")
+        if self._hung_up > 1:  # a server that stops does so once
+            error = Unreachable(
+                f"the server closed the connection {self._hung_up} times at HELLO 3; if a proxy does not know that "
+                'command, use Coordinator(client, push="never") to poll instead'
+            )
         for future in (*connection.pending, self._heard):
             if isinstance(future, asyncio.Future) and not future.done():
                 future.set_exception(error)

@@ -70,7 +70,8 @@ class CallQueue:
         self.unsent: deque[Call] = deque()
         """Calls that wait for a connection."""
         self.sending = False
-        """Whether unsent calls are being sent, some in each turn of the loop: new ones have to go behind them."""
+        """Whether new calls have to go behind unsent ones, which are being sent, or follow when `hold` ends."""
+        self._held: asyncio.Future[Reply] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.unsent or self.deferred.delayed)
@@ -80,8 +81,15 @@ class CallQueue:
         yield from self.unsent
         yield from self.deferred.calls()
 
+    def hold(self, connection: Connection) -> None:
+        """Keep new calls until what is in flight is answered: it will be refused, and is sent again before them."""
+        self.sending, self._held = True, connection.ask((b"PING",))
+        self._held.add_done_callback(lambda _: self.send_unsent(connection))  # an error is an answer, too
+
     def send_unsent(self, connection: Connection) -> None:
         """Send what waits for ``connection``, in several turns of the loop if that is much, while it is in use."""
+        if self._held is not None and not self._held.done():
+            return
         self.sending = False
         for _ in range(min(BURST, len(self.unsent)) if self._in_use(connection) else 0):
             if not (call := self.unsent.popleft()).over:
@@ -96,6 +104,7 @@ class CallQueue:
 
         Each comes with whether it may have been executed.
         """
+        self._held = None  # its answer was lost
         resend: list[Call] = []
         for call, perhaps in unanswered:
             if call.over:
@@ -278,7 +287,8 @@ class Link:
         self._response_timeout, connect_timeout, converse = options
         self._handshake = Handshake(endpoint, self._response_timeout)
         self._converse: Converse = lambda call: converse(call, LocalInbox(self._handshake.inbox, owner.link_pushed))
-        self._no_scripts = ""  # the error reply that refused scripts
+        self._no_scripts = ""  # the first error reply that refused EVALSHA, or EVAL
+        self._no_eval = False  # whether EVAL was refused
         self._connection: Connection | None = None
         self._lost_at: float | None = None  # local clock
         self._connector = Connector(client, self._handshake, connect_timeout, self)
@@ -366,17 +376,26 @@ class Link:
             self._queue.unsent.append(call)
             self.connect()
         elif self._no_scripts or call.keys.engine == "watch":
-            self._send_watching(connection, call)
+            self._send_otherwise(connection, call)
         else:
             connection.send(call)
 
-    def _send_watching(self, connection: Connection, call: Call) -> None:
-        # Calls behind scripts that will be refused have to be refused, too: otherwise they would overtake them.
-        refused_soon = call.keys.engine == "auto" and any(type(earlier) is Call for earlier in connection.pending)
-        if call.keys.engine == "lua" or refused_soon:
-            connection.send(call)
-        else:
+    def _send_otherwise(self, connection: Connection, call: Call) -> None:
+        """Send ``call`` without EVALSHA: by EVAL, or as a dialogue under WATCH where that is refused, too."""
+        if call.keys.engine == "watch" or (self._no_eval and call.keys.engine == "auto"):
             connection.dialogues.add(call)
+        else:
+            connection.send(call, with_source=True)
+
+    def _note_refusal(self, connection: Connection, refused: str, message: str) -> None:
+        """Note that a command for scripts is ``refused``, by ``message``."""
+        if self._no_eval or (self._no_scripts and refused == "evalsha"):
+            return
+        self._no_scripts = self._no_scripts or message
+        if refused == "eval":
+            self._no_eval = True
+            logs.log("watch_instead", why=self._no_scripts)
+        self._queue.hold(connection)
 
     def _on_error(self, call: Call, message: str) -> None:
         """Deal with an error reply: nothing was executed."""
@@ -386,12 +405,14 @@ class Link:
             return
         if code == "NOSCRIPT" and self._connection is not None:
             self._connection.send_unknown(call)
-        elif call.keys.engine == "auto" and scripts_refused(message) and self._connection is not None:
-            if not self._no_scripts:
-                self._no_scripts = message
-                logs.log("watch_instead", why=message)
+        elif (
+            self._connection is not None
+            and (refused := scripts_refused(message))
+            and (refused == "evalsha" or call.keys.engine == "auto")
+        ):
+            self._note_refusal(self._connection, refused, message)
             call.attempts -= 1  # it was not executed
-            self._connection.dialogues.add(call)
+            self._send_otherwise(self._connection, call)
         elif code in TRANSIENT:
             call.delayed_by(refusal(call.name, message))
             if now() >= call.expires:
@@ -476,8 +497,7 @@ class Link:
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         """Replace a connection that ended without our doing, if one is needed."""
         if connection is not self._connection:
-            lost = "the connection was lost while it was being set up; check the server and the network"
-            self._handshake.fail(connection, Unreachable(lost))
+            self._handshake.fail(connection)
             return
         self._connection = None
         self._connector.error = error or ConnectionResetError("the server closed the connection")

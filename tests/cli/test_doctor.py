@@ -285,6 +285,12 @@ async def test_the_doctor_tells_what_a_user_lacks_and_is_content_with_what_it_ad
     assert await apply(own, check, **env) == "ok"
 
 
+async def test_a_user_without_evalsha_may_call_scripts(own: EmbeddedServer) -> None:
+    """They are sent in full."""
+    env = await user(own, *EVERY, "-evalsha")
+    assert found_of("scripts", examine(own.url, **env))["level"] == "ok"
+
+
 LOCKED = {
     "x": "x",
     "orders:*": "orders:42",
@@ -405,7 +411,7 @@ async def test_text_is_one_line_for_each_finding_and_the_worst_come_first(own: E
 
 @pytest.mark.ci
 def test_a_name_that_looks_like_markup_is_printed_as_it_is() -> None:
-    user = ("--user", "[/bold]", "on", ">secret", "~*", "&*", "+@all", "-evalsha")
+    user = ("--user", "[/bold]", "on", ">secret", "~*", "&*", "+@all", "-@scripting")
     with (
         EmbeddedServer(port=0, args=user) as server,
         terminal("doctor", columns=120, REDIS_URL=server.url, REDIS_USERNAME="[/bold]", REDIS_PASSWORD="secret") as it,

@@ -30,8 +30,9 @@ from redis_sync_aio.errors import OutOfMemory, PermissionDenied
 from ..support.inside import (
     permit_keys,
 )
+from ..support.proxy import HOLD_REPLY, FaultProxy
 from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
-from ..support.served import ORDERS, everything, modes, served, served_to, user
+from ..support.served import ORDERS, everything, modes, say, served, served_to, user
 from ..support.wired import SOON
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -57,6 +58,58 @@ async def test_scripts_refused(mode: str, refused: str, caplog: pytest.LogCaptur
         assert {getattr(record, "event", "") for record in others} <= {"lease_lost"}  # whose keys were deleted
         assert "WATCH" in said.getMessage()
         assert "evalsha" in said.getMessage()
+
+
+@modes
+async def test_only_evalsha_refused(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """D16: each script is sent in full; nothing needs WATCH, and what needs scripts works."""
+    async with served_to("resetkeys ~* resetchannels &* +@all", "-evalsha -watch -multi", mode=mode) as s:
+        await everything(s.sync)
+        await every_permit(s.admin, s.sync)
+        async with AsyncLock(s.sync, ORDERS, engine="lua"):
+            pass
+        assert not [record for record in caplog.records if getattr(record, "event", "") == "watch_instead"]
+
+
+@pytest.mark.parametrize("missing", ["multi", "watch"])
+@modes
+async def test_the_first_refusal_is_named(mode: str, missing: str) -> None:
+    """P12: without scripts and without WATCH, the error names both, scripts first."""
+    words = rf"'evalsha'.*; without scripts it answered NOPERM .*'{missing}'"
+    async with served_to("resetkeys ~* resetchannels &* +@all", f"-@scripting -{missing}", mode=mode) as s:
+        for _ in range(2):
+            with pytest.raises(PermissionDenied, match=words):
+                await s.sync.lock(ORDERS).acquire(timeout=60)
+
+
+@pytest.mark.parametrize("refused", ["-evalsha", "-@scripting"])
+async def test_a_new_request_does_not_overtake_a_refused_one(
+    server: EmbeddedServer, redis: Redis, refused: str
+) -> None:
+    """P2: the refusal of the first request is known, and that of the second one is not."""
+    await say(redis, "ACL SETUSER someone reset on >secret ~* &* +@all", refused)
+    async with (
+        FaultProxy(server) as proxy,
+        proxy.client(username="someone", password="secret") as client,
+        Coordinator(client) as sync,
+        asyncio.TaskGroup() as group,
+    ):
+        order: list[int] = []
+
+        async def turn(number: int) -> None:
+            async with sync.lock(ORDERS).acquire(timeout=60):
+                order.append(number)
+
+        rule = proxy.on("EVALSHA", HOLD_REPLY, skip=1)
+        tasks = [group.create_task(turn(number)) for number in (1, 2)]
+        # The handshake sends an EVAL, too; the next one is that of the first request.
+        await proxy.until(lambda: proxy.commands["EVAL"] >= 2 and rule.fired.is_set())
+        tasks.append(group.create_task(turn(3)))
+        await asyncio.sleep(0)  # it is sent, if it is sent immediately
+        rule.release.set()
+        await asyncio.gather(*tasks)
+        assert order == [1, 2, 3]
+    await say(redis, "ACL DELUSER someone")
 
 
 def read_write(sync: Coordinator, engine: Any) -> AsyncReadWriteLock:

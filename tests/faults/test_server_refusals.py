@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -22,7 +22,9 @@ from redis_sync_aio import AsyncSemaphore, CommandRefused, Coordinator, Lease, L
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied, PushUnavailable, WrongKeyType
 
+from ..support.body import waits
 from ..support.inside import hub_of, now
+from ..support.proxy import ERROR, Action, FaultProxy
 from ..support.served import NAME, ORDERS, Served, everything, modes, say, served, served_to, user
 from ..support.views import holder_of
 from ..support.wired import MODES, RESPONSE_TIMEOUT, SOON, timed
@@ -290,6 +292,113 @@ async def test_wrong_password(mode: str, password: str | None, caplog: pytest.Lo
 async def _no_password(sync: Coordinator) -> None:
     with pytest.raises(PermissionDenied, match="password"):
         await sync.lock(NAME).acquire()
+
+
+# -- not this server: what managed services and proxies leave out --------------------------------------------
+
+POLLS, WATCHES = "polling_instead", "watch_instead"
+HANDSHAKE = "CLIENT INFO CONFIG COMMAND CLUSTER ACL"
+DATA = "AUTH PING EVAL EVALSHA GET SET DEL PTTL PEXPIRE TIME ZADD ZREM ZRANGE ZSCORE ZCARD"
+SHAPES: dict[str, tuple[str, str]] = {
+    # commands that the server does not have, and the event that says what is done instead
+    "no CLIENT": ("CLIENT", ""),
+    "no CLIENT, INFO, CONFIG, COMMAND, CLUSTER, ACL": (HANDSHAKE, ""),
+    "no PUBSUB": ("PUBSUB", ""),
+    "RESP2 only": ("HELLO", POLLS),
+    "no pub/sub": ("SUBSCRIBE PUBLISH PUBSUB", POLLS),
+    "no EVALSHA": ("EVALSHA", ""),
+    "no scripts": ("EVAL EVALSHA", WATCHES),
+}
+
+
+@asynccontextmanager
+async def two_on(address: Callable[[], Redis]) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
+    """Coordinators of two processes."""
+    async with address() as first, address() as second, Coordinator(first) as sync, Coordinator(second) as other:
+        yield sync, other
+
+
+async def contend(sync: Coordinator, other: Coordinator, caplog: pytest.LogCaptureFixture, event: str) -> None:
+    """Acquire, hand over, release, and everything else that a lock does; ``event`` is logged once by each process."""
+    caplog.set_level(logging.WARNING)
+    lease = await sync.lock(NAME).acquire(timeout=60)
+    waiting = asyncio.create_task(other.lock(NAME).acquire(timeout=60))
+    await wait_until(waits(sync.lock(NAME)), SOON, timeout=60)
+    await lease.release()
+    granted = await waiting
+    assert granted.fence > lease.fence
+    await granted.release()
+    await everything(sync, other)
+    assert [getattr(record, "event", "") for record in caplog.records] == ([event] * 2 if event else [])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_server_that_lacks_commands(shape: str, caplog: pytest.LogCaptureFixture) -> None:
+    """P10: neither the server nor its scripts know them; locks work, and the log says if they do so otherwise."""
+    missing, event = SHAPES[shape]
+    renamed = [word for command in missing.split() for word in ("--rename-command", command, "")]
+    async with EmbeddedServer(args=renamed) as server, two_on(lambda: server.client(protocol=2)) as (sync, other):
+        await contend(sync, other, caplog, event)
+
+
+async def test_a_proxy_that_knows_data_commands_only(
+    server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P10: and PING, as Envoy."""
+    known = {word.encode() for word in DATA.split()}
+    async with FaultProxy(server) as proxy, two_on(lambda: proxy.client(protocol=2)) as (sync, other):
+        proxy.on(lambda words: words[0].upper() not in known, ERROR("ERR unknown command"), times=None)
+        await contend(sync, other, caplog, POLLS)
+
+
+async def test_a_server_whose_data_have_no_history(
+    server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P10: INFO says nothing of replication, and nobody may end or count connections, as at Upstash."""
+    async with FaultProxy(server) as proxy, two_on(proxy.client) as (sync, other):
+        proxy.on("INFO", Action(reply=lambda it: it.rewrite(lambda _: b"$0\r\n\r\n")), times=None)
+        for command in ("CLIENT ID", "CLIENT KILL", "PUBSUB"):
+            proxy.on(command, ERROR("ERR unknown command"), times=None)
+        await contend(sync, other, caplog, "")
+        await proxy.cut()
+        await contend(sync, other, caplog, "")
+
+
+@pytest.mark.parametrize(("missing", "named"), [("EVAL EVALSHA WATCH", "WATCH"), ("EVAL EVALSHA MULTI", "MULTI")])
+async def test_a_server_without_scripts_and_transactions(missing: str, named: str) -> None:
+    """P12: the error names what was refused first, and last."""
+    renamed = [word for command in missing.split() for word in ("--rename-command", command, "")]
+    async with EmbeddedServer(args=renamed) as server, server.client() as client, Coordinator(client) as sync:
+        for _ in range(2):
+            with pytest.raises(CommandRefused, match=f"'EVALSHA'.*; without scripts it answered .*'{named}'"):
+                await sync.lock(NAME).acquire(timeout=60)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_connections_that_are_closed_by_age(
+    server: EmbeddedServer, redis: Redis, push: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P2, P10: while one holds and others wait: each has its turn, in order."""
+    async with (
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
+        Coordinator(client, push=push) as sync,
+        asyncio.TaskGroup() as group,
+    ):
+        order: list[int] = []
+
+        async def turn(number: int) -> None:
+            async with sync.lock(NAME).acquire(timeout=60):
+                order.append(number)
+                await proxy.cut()
+                await wait_until(lambda: sync.connections > 0 and sync.connection_error is None, SOON, timeout=15)
+
+        for number in range(5):
+            group.create_task(turn(number))
+            await asyncio.sleep(0)
+    assert order == list(range(5))
+    assert {getattr(record, "event", "") for record in caplog.records} <= {"connection_restored"}
 
 
 # -- not this key ------------------------------------------------------------------------------------------

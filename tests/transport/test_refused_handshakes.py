@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -10,11 +11,12 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import CommandRefused, Coordinator, transaction
+from redis_sync_aio import CommandRefused, Coordinator, Unreachable, transaction
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
 
 from ..support.inside import now
+from ..support.proxy import CUT_BEFORE, FaultProxy
 from ..support.transactions import increment
 
 RETRY_FOR = 5.0
@@ -67,3 +69,17 @@ async def test_a_refused_handshake_is_reported_immediately(
             await use(sync)
         assert now() - start < RETRY_FOR / 2
         assert (type(refused.value), refused.value.code) == (kind, code)
+
+
+async def test_a_proxy_that_hangs_up_at_hello(server: EmbeddedServer) -> None:
+    """P12: the error says how locks work there; once is no reason, as a server that stops does the same."""
+    async with FaultProxy(server) as proxy, proxy.client(protocol=2) as client:
+        hello = proxy.on("HELLO", CUT_BEFORE, times=None)
+        async with Coordinator(client, retry_for=RETRY_FOR) as sync:
+            locking = asyncio.ensure_future(lock(sync))
+            await proxy.until(lambda: hello.acted == 2)
+            assert "HELLO" not in str(sync.connection_error)
+            with pytest.raises(Unreachable, match=r'closed the connection \d+ times at HELLO 3; .*push="never"'):
+                await locking
+        async with Coordinator(client, push="never") as sync:
+            await lock(sync)

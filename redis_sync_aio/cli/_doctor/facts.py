@@ -431,6 +431,8 @@ async def rights_of(session: Session, ask: Ask) -> Rights:
     called = await ask("EVALSHA", UNKNOWN, 0)
     may_call = any(it in str(called).lower() for it in ("noscript", "no matching script"))
     scripts = called if isinstance(called, Refused) and not may_call else ""
+    if scripts and not isinstance(await ask("EVAL", "return 0", 0), Refused):
+        scripts = ""  # they are sent in full
     user = await ask("ACL", "WHOAMI")
     user = "" if isinstance(user, Refused) else str(user)
     missing = await _missing(user, ask) if user else None
