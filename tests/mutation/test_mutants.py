@@ -1,26 +1,23 @@
-"""Mutants: each takes one decision out of the scripts, and at least one check has to notice.
+"""Mutants: each takes one decision out of the scripts of locks, and at least one check has to notice.
 
-The checks are those of `tests/scripts/test_lock_scripts.py` and a few of our own, and then random histories; they run
-here against scripts in which some text was replaced. The unmutated scripts pass all of them.
+The checks are the tests of `tests/scripts` and a few of our own, and then random histories; they run here against
+scripts in which some text was replaced. The unmutated scripts pass all of them.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
+from ..scripts import test_acquire_all as together
 from ..scripts import test_lock_scripts as suite
+from ..scripts.test_lock_scripts import KEYS, acquire, holder, polled, run
 from ..simulation import test_histories as histories
-from ..support import executions, lock_scripts
+from ..support import executions
 from ..support.histories import notice, private_server
 from ..support.inside import ticket_member
-from ..support.lock_scripts import KEYS, acquire, holder, polled, run
-from ..support.script_mutants import Check, Mutant, failing, is_caught
+from ..support.script_mutants import Check, Client, Mutant, checks, failing, is_caught
 
 pytestmark = pytest.mark.real
 
@@ -215,32 +212,32 @@ MUTANTS: Mapping[str, Mutant] = {
 }  # fmt: skip
 
 
-def untyped(client: Redis) -> Any:
-    """Return the client without its annotations, which differ from version to version of redis-py."""
-    return client
+TOGETHER: Mapping[str, tuple[str, str]] = {
+    "takes what is free although one is taken": ("ipairs(all and free or {})", "ipairs(free)"),
+    "takes what others hold": ("elseif not holder and not granted and settle(", "elseif not granted and settle("),
+    "takes nothing at all": ("ipairs(all and free or {})", "ipairs({})"),
+    "barges": ("settle('', heads()) == FREE then\n    answers", "true then\n    answers"),
+    "a spent token is granted again": ("not holder and not granted and settle(", "not holder and settle("),
+    "a spent token is just busy": ("not holder and granted and 4 or 0", "0"),
+    "a replay begins the ttl again": ("if holder == token then\n", "if holder == token then hold(token, ttl)\n"),
+    "a replay takes a new fence": (
+        "granted and string.sub(last, 1, 16) or next_fence(token, ttl)",
+        "next_fence(token, ttl)",
+    ),
+    "a replay takes back what was lost": ("else\n    all = false", "else"),
+    "all locks are the first": ("turn_to(i)\n  answers[i] = tonumber", "turn_to(1)\n  answers[i] = tonumber"),
+    "only the first is looked at": ("turn_to(i)\n  local holder", "turn_to(1)\n  local holder"),
+    "all have one token": ("ARGV[2] .. number", "ARGV[2] .. '1'"),
+    "the holder is not written": ("  hold(tokens[i], ttl)\n", ""),
+    "the remaining time is not told": ("0, redis.call('PTTL', NAME), now, 0}\n  end", "0, -2, now, 0}\n  end"),
+}
+"""Those of lock/acquire_all.lua, which its own tests notice."""
 
 
 # -- checks besides those of the script tests ---------------------------------------------------------------
 
 
-async def check_a_foreign_lock_is_respected_in_every_way(redis: Redis) -> None:
-    await redis.set(KEYS.name, "foreign", px=5000)
-    assert (await acquire(redis, b"a"))[0] == 0
-    assert (await run(redis, "lock/acquire", b"a", 0, b"", 0, 0))[0] == 0, "forever"
-    assert (await acquire(redis, b"a", polled(b"a"), 60_000))[0] == 2
-    assert (await run(redis, "lock/renew", b"a", 1000))[0] == 2
-    assert await run(redis, "lock/release", b"a", polled(b"a")) == 2
-    assert (await holder(redis), await redis.exists(KEYS.fence)) == (b"foreign", 0)
-
-
-async def check_a_renewal_keeps_the_fence_as_well(redis: Redis) -> None:
-    await acquire(redis, b"a")
-    await redis.pexpire(KEYS.fence, 1000)
-    await run(redis, "lock/renew", b"a", 20_000)
-    assert await redis.pttl(KEYS.fence) > 10_000
-
-
-async def check_whoever_finds_it_gone_wakes_the_next(redis: Redis) -> None:
+async def check_whoever_finds_it_gone_wakes_the_next(redis: Client) -> None:
     finders: dict[str, tuple[bytes | int, ...]] = {
         "lock/renew": (b"a", 1000),
         "lock/release": (b"a", b""),
@@ -248,7 +245,7 @@ async def check_whoever_finds_it_gone_wakes_the_next(redis: Redis) -> None:
     }
     for finder, arguments in finders.items():
         await redis.flushall()
-        async with untyped(redis).pubsub() as pubsub:
+        async with redis.pubsub() as pubsub:
             await pubsub.subscribe("rsa:alive")
             await pubsub.get_message(timeout=5)
             await acquire(redis, b"a")
@@ -259,19 +256,7 @@ async def check_whoever_finds_it_gone_wakes_the_next(redis: Redis) -> None:
             assert await redis.exists(KEYS.queue) == 0, finder
 
 
-async def check_fences_rise_over_a_loss_and_a_hand_over(redis: Redis) -> None:
-    first = await acquire(redis, b"a")
-    await acquire(redis, b"b", polled(b"b"), 60_000)
-    await run(redis, "lock/release", b"a", b"")
-    second = await acquire(redis, b"b", polled(b"b"), 60_000)
-    assert int((await untyped(redis).get(KEYS.fence)).split()[0]) == second > first
-    await redis.delete(KEYS.fence)
-    await acquire(redis, b"c", polled(b"c"), 60_000)
-    await run(redis, "lock/release", b"b", b"")
-    assert await acquire(redis, b"c", polled(b"c"), 60_000) > second
-
-
-async def check_a_holder_that_asks_again_leaves_the_queue(redis: Redis) -> None:
+async def check_a_holder_that_asks_again_leaves_the_queue(redis: Client) -> None:
     await redis.set(KEYS.name, "foreign", px=5000)
     await acquire(redis, b"a", polled(b"a"), 60_000)
     await redis.set(KEYS.name, "a", px=5000)
@@ -279,83 +264,33 @@ async def check_a_holder_that_asks_again_leaves_the_queue(redis: Redis) -> None:
     assert await redis.exists(KEYS.queue, KEYS.polls) == 0
 
 
-async def check_a_spent_token_takes_nothing_although_others_wait(redis: Redis) -> None:
-    await acquire(redis, b"a")
-    await acquire(redis, b"b", polled(b"b"), 60_000)
-    await run(redis, "lock/release", b"a", b"")
-    await redis.zadd(KEYS.polls, {polled(b"b"): 1})
-    assert (await acquire(redis, b"a"))[0] == 4
+OWN: tuple[Check, ...] = (
+    check_whoever_finds_it_gone_wakes_the_next,
+    check_a_holder_that_asks_again_leaves_the_queue,
+)
+CHECKS = {**checks(suite), **{repr(check): check for check in OWN}}
+CHECKS_TOGETHER = checks(together)
 
 
-async def check_two_living_pollers_are_served_in_their_order(redis: Redis) -> None:
-    await acquire(redis, b"a")
-    for token in (b"b", b"c", b"b"):
-        await acquire(redis, token, polled(token), 60_000)
-    await run(redis, "lock/release", b"a", b"")
-    assert (await acquire(redis, b"c", polled(b"c"), 60_000))[0] == 2
-    assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
-
-
-async def check_the_next_in_line_is_told_in_its_own_inbox(redis: Redis) -> None:
-    async with untyped(redis).pubsub() as pubsub:
-        await pubsub.subscribe("rsa:one", "rsa:other")
-        for _ in range(2):
-            await pubsub.get_message(timeout=5)
-        await acquire(redis, b"a")
-        await acquire(redis, b"b", ticket_member(b"rsa:one", 1, 500, b"b"))
-        await acquire(redis, b"c", ticket_member(b"rsa:other", 2, 700, b"c"))
-        await run(redis, "lock/release", b"a", b"")
-        await untyped(redis).publish("rsa:other", "the end")
-        told = [await pubsub.get_message(timeout=5) for _ in range(2)]
-        assert told[0]["channel"] == b"rsa:one"
-        assert told[1]["data"].split()[:2] == [b"2", b"0"]
-        await acquire(redis, b"d", ticket_member(b"rsa:other", 3, 700, b"d"))
-        assert (await pubsub.get_message(timeout=5))["data"] == b"the end"
-        await run(redis, "lock/release", b"b", b"")
-        assert (await pubsub.get_message(timeout=5))["data"].split()[4:] == [
-            b"3",
-            b"700",
-        ]  # with the grant of the one before
-
-
-async def check_force_serves_the_next(redis: Redis) -> None:
-    async with untyped(redis).pubsub() as pubsub:
-        await pubsub.subscribe("rsa:alive")
-        await pubsub.get_message(timeout=5)
-        await acquire(redis, b"a")
-        await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
-        assert await run(redis, "lock/force_release") == 1
-        assert await holder(redis) == b"b"
-
-
-def checks() -> dict[str, Check]:
-    """Ours first: they are quick to fail where those of the script tests wait for a message."""
-    found: dict[str, Check] = {name: value for name, value in globals().items() if name.startswith("check_")}
-    for name, value in {**vars(suite)}.items():
-        if name.startswith("test_") and inspect.iscoroutinefunction(value):
-            parameters = list(inspect.signature(value).parameters)
-            if parameters == ["redis"]:
-                found[name] = value
-    for key in (KEYS.queue, KEYS.fence):
-        found[f"foreign key {key!r}"] = partial(suite.test_a_foreign_key_in_the_way_changes_nothing, key=key)
-    for by in suite.BY:
-        found[f"foreign polls {by}"] = partial(suite.test_a_foreign_key_in_place_of_polls_changes_nothing, by=by)
-    # Those that wait for a message that never comes are last.
-    return dict(sorted(found.items(), key=lambda named: "inbox" in named[0] or "next_in_line" in named[0]))
-
-
-CHECKS = checks()
-
-
-async def test_the_scripts_pass_every_check(redis: Redis) -> None:
-    assert await failing(redis, CHECKS) is None
-    assert len(CHECKS) >= 20
+async def test_the_scripts_pass_every_check(redis: Client) -> None:
+    assert await failing(redis, {**CHECKS, **CHECKS_TOGETHER}) is None
+    assert len(CHECKS) >= 15
+    assert len(CHECKS_TOGETHER) >= 10
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
-async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    await is_caught(redis, monkeypatch, mutant, SCRIPTS, lock_scripts, CHECKS, noticed_by_histories)
+async def test_every_mutant_is_caught(redis: Client, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    await is_caught(redis, monkeypatch, mutant, SCRIPTS, suite, CHECKS, noticed_by_histories)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("old", "new"), TOGETHER.values(), ids=TOGETHER)
+async def test_every_mutant_of_several_locks_is_caught(
+    redis: Client, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    mutant = Mutant(old, new, "lock/acquire_all")
+    await is_caught(redis, monkeypatch, mutant, [mutant.script], together, CHECKS_TOGETHER)
 
 
 def noticed_by_histories(mutant: Mutant) -> bool:

@@ -6,11 +6,7 @@ some text was replaced. The unmutated scripts pass all of them.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
-from functools import partial
-from types import ModuleType
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 
@@ -21,7 +17,7 @@ from ..scripts import test_permit_short_ways as short_ways
 from ..scripts import test_writer_scripts as writers
 from ..simulation import test_permit_histories as histories
 from ..support.histories import notice, private_server
-from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
+from ..support.script_mutants import Client, Mutant, checks, failing, is_caught
 
 pytestmark = pytest.mark.real
 
@@ -376,27 +372,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "a renewal says nothing of a lower limit": Mutant("(waiting or used > limit) and", "waiting and"),
     "a renewal tells more than was asked": Mutant("if not held or not ARGV[4] then", "if not held then"),
 }  # fmt: skip
-
-
-def cases(test: Any) -> Iterator[tuple[str, Check]]:
-    """Return the check for each set of parameters of a test."""
-    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-    if not marks:
-        yield test.__name__, test
-    for mark in marks:
-        names, values = mark.args
-        for value in values:
-            options = {names: value} if isinstance(names, str) else dict(zip(names, value, strict=True))
-            yield f"{test.__name__}{options}", partial(test, **options)
-
-
-def checks(*modules: ModuleType) -> dict[str, Check]:
-    found: dict[str, Check] = {}
-    for module in modules:
-        for name, test in vars(module).items():
-            if name.startswith("test_") and inspect.iscoroutinefunction(test):
-                found.update(cases(test))
-    return found
 
 
 CHECKS = checks(suite, sharing, writers, short_ways)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 
 from ..support.mutants import Mutant, is_found, nodes
-from . import integrations, sharing, transactions
+from . import core, integrations, sharing, transactions
 
 MUTANTS: dict[str, Mutant] = {
     f"{subject.__name__.rpartition('.')[2]}: {name}": mutant
-    for subject in (integrations, sharing, transactions)
+    for subject in (core, integrations, sharing, transactions)
     for name, mutant in subject.MUTANTS.items()
 }
-SAMPLE = ("integrations: a job that failed is running", "transactions: nothing is watched")
+SAMPLE = ("core: nothing is undone", "integrations: a job that failed is running", "transactions: nothing is watched")
 """What the default run has of them."""
 
 

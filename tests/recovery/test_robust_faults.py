@@ -15,7 +15,7 @@ from redis_sync_aio.types import UndoSteps
 from ..support.body import FAST, waits
 from ..support.inside import load, robust_keys
 from ..support.processes import Child, Crew, Failed
-from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
+from ..support.proxy import HOLD, HOLD_REPLY, PASS, SWALLOW_REQUEST, Action, FaultProxy, script
 from ..support.served import served
 from ..support.wire_sweep import ANSWERS, WIRE, failures
 from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
@@ -223,6 +223,27 @@ async def test_an_adoption_that_another_one_overtook_takes_nothing_from_it(serve
         later.check()
         await later.release()
         assert not await w.direct.exists(NAME, robust_keys(NAME.encode()).record)
+
+
+async def test_p5_a_grant_that_a_namesake_has_joined_stays(server: EmbeddedServer) -> None:
+    """Its own request is cancelled while the record is adopted, and the other lease is there by then."""
+    async with wired(server, name=NAME) as w:
+        await w.direct.script_load(load("robust/adopt").source.decode())
+        lock = AsyncRobustLock(w.sync, NAME)
+        assert not await lock.locked()
+        own, joined = (w.proxy.on(script(load("robust/adopt").sha), action) for action in (HOLD_REPLY, PASS))
+        first, second = (asyncio.create_task(lock.acquire(identity="me")) for _ in range(2))
+        await joined.fired.wait()
+        first.cancel()
+        own.release.set()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        lease = await second
+        await lock.statistics()  # behind whatever undoes the cancelled one
+        lease.check()
+        assert await AsyncRobustLock(w.other, NAME).try_acquire() is None
+        await lease.release()
+        assert not await lock.locked()
 
 
 # -- a server that is full ---------------------------------------------------------------------------------

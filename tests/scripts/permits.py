@@ -8,9 +8,7 @@ from typing import Any, TypeAlias
 
 from ..support.inside import PermitKeys, permit_keys, ticket_member
 from ..support.inside import load as load
-
-Client: TypeAlias = Any
-"""A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
+from ..support.script_mutants import Client as Client
 
 KEYS = permit_keys(b"s", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from redis.exceptions import ResponseError
 
 from ..support.inside import LockKeys, joined_keys, load, lock_keys, ticket_member
+from ..support.script_mutants import Client
 
 pytestmark = pytest.mark.real
-
-Client: TypeAlias = Any
-"""A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
 
 LOCKS = [lock_keys(b"{m}%d" % number) for number in range(3)]
 TTL = 30_000

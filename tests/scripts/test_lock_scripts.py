@@ -1,4 +1,4 @@
-"""The scripts of locks on a real server: examples, and what random histories (tests/simulation) do not show."""
+"""The scripts of locks on a real server: what random histories (tests/simulation) do not show."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from ..support.inside import FENCE_RANGE, POLLERS_TICKET, ticket_member
-from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
+from ..support.inside import FENCE_RANGE, POLLERS_TICKET, load, lock_keys, ticket_member
+from ..support.script_mutants import Client
 from .permits import inbox
 
 pytestmark = pytest.mark.real
 
-
-async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Client) -> None:
-    fence = await acquire(redis, b"a")
-    assert isinstance(fence, int)
-    assert (await acquire(redis, b"b"))[0] == 0
-    assert await holder(redis) == b"a"
-    assert 0 < await redis.pttl(KEYS.name) <= TTL
+KEYS = lock_keys(b"s")
+TTL = 30_000
 
 
-async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Client) -> None:
-    await acquire(redis, b"a")
-    assert await run(redis, "lock/release", b"a", b"") == 1
-    for _ in range(2):
-        assert (await acquire(redis, b"a"))[0] == 4
-    assert await holder(redis) is None
+async def run(redis: Client, script: str, *arguments: bytes | int) -> Any:
+    return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)
 
 
-async def test_an_identity_may_acquire_again_after_its_release(redis: Client) -> None:
-    first = await acquire(redis, b"w", identity=True)
-    assert (await acquire(redis, b"w", identity=True))[:2] == [3, first]
-    await run(redis, "lock/release", b"w", b"")
-    assert await acquire(redis, b"w", identity=True) > first
+async def acquire(redis: Client, token: bytes, ticket: bytes = b"", poll_ms: int = 0) -> Any:
+    return await run(redis, "lock/acquire", token, TTL, ticket, poll_ms, 0)
+
+
+def polled(token: bytes) -> bytes:
+    return ticket_member(b"", 1, TTL, token)
+
+
+async def holder(redis: Client) -> bytes | None:
+    found = await redis.get(KEYS.name)
+    assert found is None or isinstance(found, bytes)
+    return found
 
 
 async def test_p2_a_ticket_that_was_passed_over_has_its_place_again(redis: Client) -> None:
@@ -59,35 +57,6 @@ async def test_p2_a_ticket_that_was_passed_over_has_its_place_again(redis: Clien
     await run(redis, "lock/release", b"a", b"", 0)
     assert isinstance(await repeated(former), int)
     assert await redis.zrange(KEYS.queue, 0, -1) == [polled(b"late")]
-
-
-async def test_p2_a_lock_whose_holder_is_gone_belongs_to_the_head_of_the_queue(redis: Client) -> None:
-    """Nobody barges: also a lone try_acquire settles first, and finds the lock reserved."""
-    await acquire(redis, b"a")
-    await acquire(redis, b"b", polled(b"b"), 60_000)
-    await redis.delete(KEYS.name)
-    code, _, left, _, soon = await acquire(redis, b"barger")
-    assert (code, left, soon) == (0, -2, 1)
-    assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
-    assert await redis.exists(KEYS.queue, KEYS.polls) == 0
-
-
-async def test_p2_a_polling_waiter_that_stopped_polling_is_skipped(redis: Client) -> None:
-    await acquire(redis, b"a")
-    await acquire(redis, b"dead", polled(b"dead"), 60_000)
-    await acquire(redis, b"b", polled(b"b"), 60_000)
-    await redis.zadd(KEYS.polls, {polled(b"dead"): 1})
-    await run(redis, "lock/release", b"a", b"")
-    assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
-    assert await redis.exists(KEYS.queue, KEYS.polls) == 0
-
-
-async def test_a_foreign_holder_is_told_apart(redis: Client) -> None:
-    """P11: soon = 1, since the release of a foreign lock wakes nobody."""
-    await redis.set(KEYS.name, "foreign", px=5000)
-    code, _, left, _, soon = await acquire(redis, b"b", ticket_member(b"rsa:x", 1, 20_000, b"b"))
-    assert (code, soon) == (2, 1)
-    assert 0 < left <= 5000
 
 
 @pytest.mark.parametrize("key", [KEYS.queue, KEYS.fence])
@@ -163,20 +132,20 @@ async def busy(redis: Client, since_ms: int) -> None:
     await redis.zadd(KEYS.polls, {OPEN: seconds * 1000 + micros // 1000 - since_ms})
 
 
+async def test_p3_waiters_hear_until_when_a_busy_lock_is_left_free(redis: Client) -> None:
+    async with inbox(redis, ALIVE) as told:
+        await busy(redis, 5000)
+        assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
+        assert await holder(redis) is None
+        ((number, fence, _, ms, *_),) = await told()
+        assert (number, fence, ms) == (b"1", b"0", b"150")
+
+
 async def test_a_foreign_key_in_place_of_polls_does_not_keep_a_lock(redis: Client) -> None:
     await busy(redis, 5000)
     await redis.set(KEYS.polls, "foreign")
     assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
     assert (await holder(redis), await redis.get(KEYS.polls)) == (None, b"foreign")
-
-
-async def test_p4_acquiring_twice_answers_the_same_and_changes_nothing(redis: Client) -> None:
-    fence = await acquire(redis, b"a")
-    await redis.pexpire(KEYS.name, 5000)
-    code, again, left, _, _ = await acquire(redis, b"a")
-    assert (code, again) == (3, fence)
-    assert 0 < left <= 5000
-    assert int((await redis.get(KEYS.fence)).split()[0]) == fence
 
 
 async def test_p8_a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_caught_up(redis: Client) -> None:

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from ..support.inside import gate_keys, load, robust_keys, ticket_member
-from ..support.lock_scripts import Client
+from ..support.script_mutants import Client
 
 pytestmark = pytest.mark.real
 

@@ -39,9 +39,10 @@ class Mutant(NamedTuple):
         assert source.count(self.old) == 1, f"{self.owner.__name__}.{self.name} changed: adapt the mutant"
         module = sys.modules[function.__module__]
         found: dict[str, Any] = {}
-        code = compile("from __future__ import annotations\n" + source.replace(self.old, self.new), "<mutant>", "exec")
-        exec(code, vars(module), found)
-        made = found[function.__name__]
+        body = textwrap.indent(source.replace(self.old, self.new), "    ")
+        maker = f"def make(__class__):\n{body}\n    return {function.__name__}\n"  # for `super()`
+        exec(compile("from __future__ import annotations\n" + maker, "<mutant>", "exec"), vars(module), found)
+        made = found["make"](self.owner)
         owners = [self.owner]
         if inspect.ismodule(self.owner):  # and where it was imported by name
             ours = [it for name, it in sys.modules.items() if name.startswith(("redis_sync_aio", "tests."))]

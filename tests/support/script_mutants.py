@@ -5,8 +5,10 @@ Texts of scripts may break their lines elsewhere, and name constants (`redis_syn
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha1
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +19,7 @@ from redis.exceptions import RedisError
 from .inside import Script, load, put_in
 
 Client: TypeAlias = Any
+"""A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
 Check: TypeAlias = Callable[[Client], Awaitable[None]]
 
 
@@ -39,18 +42,40 @@ def mutated(name: str, old: str, new: str) -> Script:
 
 
 class Mutant(NamedTuple):
-    """Replace ``old`` by ``new`` wherever it stands in the scripts."""
+    """Replace ``old`` by ``new`` wherever it stands in the scripts, or in one of them."""
 
     old: str
     new: str = ""
+    script: str = ""
 
     def load(self, name: str) -> Script:
         """Load a script, changed if the text stands in it."""
         return mutated(name, self.old, self.new) if self.stands_in(name) else load(name)
 
     def stands_in(self, name: str) -> bool:
-        """Return whether the text stands in a script."""
-        return pattern(self.old).search(load(name).source.decode()) is not None
+        """Return whether the text is to be replaced in a script, and stands there."""
+        return self.script in ("", name) and pattern(self.old).search(load(name).source.decode()) is not None
+
+
+def checks(*modules: ModuleType) -> dict[str, Check]:
+    """Return all tests of scripts, with all their parameters."""
+    found: dict[str, Check] = {}
+    for module in modules:
+        for name, test in vars(module).items():
+            if name.startswith("test_") and inspect.iscoroutinefunction(test):
+                found.update((f"{name}{options or ''}", partial(test, **options)) for options in _parameters(test))
+    return found
+
+
+def _parameters(test: Any) -> list[dict[str, Any]]:
+    """Return each set of parameters of a test."""
+    sets: list[dict[str, Any]] = [{}]
+    for mark in getattr(test, "pytestmark", ()):
+        if mark.name == "parametrize":
+            names, values = mark.args
+            chosen = [{names: one} if isinstance(names, str) else dict(zip(names, one, strict=True)) for one in values]
+            sets = [before | options for before in sets for options in chosen]
+    return sets
 
 
 async def failing(redis: Client, checks: Mapping[str, Check]) -> str | None:
@@ -74,7 +99,7 @@ async def is_caught(
     scripts: Sequence[str],
     loader: ModuleType,
     checks: Mapping[str, Check],
-    histories: Callable[[Mutant], bool],
+    histories: Callable[[Mutant], bool] = lambda _: False,
 ) -> None:
     """Fail unless a check fails, or else histories do. ``loader`` is the module whose ``load`` the checks use."""
     assert any(map(mutant.stands_in, scripts)), "the scripts changed: adapt the mutant"
