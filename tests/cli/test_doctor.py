@@ -29,9 +29,8 @@ from redis_sync_aio.cli._doctor.findings import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import cluster
-from ..support.doctor import CODES, examine, levels, told
 from ..support.pairwise import first_of
-from ..support.programs import command, printed_json, terminal
+from ..support.programs import CODES, command, examine, levels, printed_json, terminal, told
 from ..support.proxy import ERROR, FaultProxy
 
 pytestmark = pytest.mark.real

@@ -10,8 +10,7 @@ from redis_sync_aio import Backoff, wait_until
 from redis_sync_aio.cli._doctor.facts import Facts, SentinelFacts
 from redis_sync_aio.cli._doctor.findings import of_replicas, of_sentinels
 
-from ..support.doctor import examine, levels, told
-from ..support.programs import command
+from ..support.programs import command, examine, levels, told
 from ..support.sentinels import GROUP, Group, sentinels
 
 pytestmark = pytest.mark.real

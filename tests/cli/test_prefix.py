@@ -17,7 +17,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.inspecting import seen
 from ..support.programs import command, command_process, terminal
-from ..support.tenants import CREDENTIALS, PREFIX, TENANT
+from ..support.rights import CREDENTIALS, PREFIX, TENANT
 
 pytestmark = pytest.mark.real
 

@@ -21,7 +21,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
-from ..support.web import LONG, aiohttp_of, free, raw, waiters
+from .web import LONG, aiohttp_of, free, raw, waiters
 
 pytestmark = pytest.mark.real  # servers listen on sockets
 

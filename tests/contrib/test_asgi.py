@@ -26,7 +26,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
-from ..support.web import LONG, needs_websockets, raw, uvicorn_of, waiters
+from .web import LONG, needs_websockets, raw, uvicorn_of, waiters
 
 pytestmark = pytest.mark.real  # servers listen on sockets
 

@@ -18,7 +18,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing.faults import Action, FaultProxy
 
 from ..support.body import FAST
-from ..support.web import LONG
+from .web import LONG
 
 Work = Callable[[], None]
 Lasting = Annotated[Lease, fastapi.hold_permit("requests", limit=1, timeout=0, ttl=600)]

@@ -27,7 +27,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
-from ..support.web import LONG, free, raw, uvicorn_of, waiters
+from .web import LONG, free, raw, uvicorn_of, waiters
 
 pytestmark = pytest.mark.real  # servers listen on sockets
 

@@ -38,8 +38,8 @@ from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.pairwise import first_of
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, Action, anything
-from ..support.site import anchors
 from ..support.wired import wired
+from .site import anchors
 
 PAGE = Path(__file__).parents[2] / "docs" / "classic-patterns.md"
 

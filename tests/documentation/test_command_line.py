@@ -9,7 +9,7 @@ import pytest
 
 from redis_sync_aio.cli._app import EXITS
 
-from ..support.commands import ALONE, GROUP, WRITTEN, reference
+from .commands import ALONE, GROUP, WRITTEN, reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "command-line.md"
 
@@ -22,7 +22,7 @@ def test_each_command_has_a_section() -> None:
 
 
 def test_the_options_and_exit_codes_are_those_of_the_program() -> None:
-    """After a change: ``python -m tests.support.commands``."""
+    """After a change: ``python -m tests.documentation.commands``."""
     assert WRITTEN.read_text("utf-8") == reference()
     assert f'--8<-- "docs/assets/{WRITTEN.name}"' in PAGE.read_text("utf-8")
 

@@ -13,7 +13,7 @@ import pytest
 
 import redis_sync_aio
 
-from ..support.site import DOCS, ROOT, SITE, anchors, page_of
+from .site import DOCS, ROOT, SITE, anchors, page_of
 
 PACKAGE = Path(redis_sync_aio.__file__).parent
 PLUGIN = PACKAGE.with_name("redis_sync_aio_pytest.py")

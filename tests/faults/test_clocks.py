@@ -8,8 +8,10 @@ and holders learn it at their next renewal. A client's clock has no effect at al
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -25,7 +27,6 @@ from redis_sync_aio.embedded import EmbeddedServer, ServerNotStarted, find_serve
 from redis_sync_aio.jobs import OnCrash
 
 from ..support.body import FAST, for_ever, lost_in, waits
-from ..support.faketime import FakeClock
 from ..support.inside import now
 from ..support.processes import Answer, Child
 from ..support.views import holder_of, remaining_of
@@ -34,6 +35,48 @@ pytestmark = pytest.mark.real
 NAME = "clocks"
 JUMPS = (15, 30, -3600)
 TTL = 20.0
+
+
+def library() -> Path:
+    """Return the path of the library to preload; LookupError says why there is none."""
+    found = importlib.util.find_spec("libfaketime")  # finding does not run it: what it imports is not needed
+    name = "libfaketime.1.dylib" if sys.platform == "darwin" else "libfaketime.so.1"
+    for place in found.submodule_search_locations or () if found else ():
+        for path in Path(place).rglob(name):
+            return path
+    raise LookupError("no libfaketime: pip install --group clocks (needs make and a C compiler)")
+
+
+class FakeClock:
+    """A wall clock that can be set, for processes that are started with it; their other clocks stay as they are.
+
+    LookupError: there is no libfaketime. ``pip install --group clocks`` gets it, and needs make and a C compiler.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "clock"
+        preload = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
+        self.environment = {
+            preload: str(library()),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.jump(0)
+
+    def jump(self, seconds: float) -> None:
+        """Let the clock be so many seconds ahead of the true time."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{seconds:+}")
+        os.replace(new, self._file)
+
+    def wrapped(self, program: str) -> Path:
+        """Return an executable that runs ``program`` under this clock."""
+        script = self._file.with_suffix(".sh")
+        settings = " ".join(f"{name}='{value}'" for name, value in self.environment.items())
+        script.write_text(f"#!/bin/sh\n{settings} exec '{program}' \"$@\"\n")
+        script.chmod(0o755)
+        return script
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.inside import now
-from ..support.network import PORT, Network, Scenario, in_a_network, is_cluster
+from .network import PORT, Network, Scenario, in_a_network, is_cluster
 
 NAME = "far away"
 QUICKLY: dict[str, Any] = {"response_timeout": 0.5, "retry_for": 2.0}

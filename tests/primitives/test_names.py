@@ -35,7 +35,7 @@ from redis_sync_aio.types import Push, Transaction
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes
-from ..support.tenants import CREDENTIALS, PREFIX, TENANT
+from ..support.rights import CREDENTIALS, PREFIX, TENANT
 
 # -- braces ------------------------------------------------------------------------------------------------
 

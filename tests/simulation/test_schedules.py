@@ -1,4 +1,4 @@
-"""B1, B2, B4, C1, C2, C7, E8: random schedules, in simulation (see `tests/support/gate.py`).
+"""B1, B2, B4, C1, C2, C7, E8: random schedules, in simulation (see `tests/simulation/gate.py`).
 
 A few tasks of a few coordinators want the same: a lock, permits, a side of a read/write lock; or they increment a
 counter by transactions. A seeded choice decides what happens next: which connection gets its next command or frame
@@ -36,15 +36,15 @@ from redis_sync_aio._transactions.exec_replies import CommitMarker
 from redis_sync_aio._transactions.watch_session import WatchSession
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.gate import Command, Gate, Pipe
 from ..support.inside import Call, Commands, Script, load
 from ..support.mutants import Mutant
 from ..support.options import OPTIONS
-from ..support.schedule import KINDS, Subject, run
-from ..support.schedule_locks import LOCK, LOCK_BY_WATCH, NAME, ONE_PERMIT, PERMITS, PERMITS_BY_WATCH, READ_WRITE
-from ..support.schedule_sharing import SHARED_LOCK
-from ..support.schedule_transactions import BY_TURNS, TRANSACTION
 from ..support.script_mutants import mutated
+from .gate import Command, Gate, Pipe
+from .schedule import KINDS, Subject, run
+from .schedule_locks import LOCK, LOCK_BY_WATCH, NAME, ONE_PERMIT, PERMITS, PERMITS_BY_WATCH, READ_WRITE
+from .schedule_sharing import SHARED_LOCK
+from .schedule_transactions import BY_TURNS, TRANSACTION
 
 SUBJECTS: dict[str, tuple[Subject, int]] = {
     "lock": (LOCK, 150),

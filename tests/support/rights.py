@@ -1,4 +1,4 @@
-"""The rights that docs/operations/servers.md gives a user."""
+"""Users with few rights: those that docs/operations/servers.md gives, and tenants of one prefix of a shared server."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ KEYS = "~orders:* ~{orders:*"
 CHANNELS = "resetchannels &rsa:*"
 LOCKS = "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # what the scripts use
 PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank"
+PREFIX = "app1:"
+OF_A_TENANT = (
+    *("-@all", "+evalsha", "+eval", "+subscribe", "+publish", "+get", "+set", "+del", "+pttl", "+pexpire", "+time"),
+    *("+zadd", "+zrem", "+zrange", "+zscore", "+zcard", "+hmget", "+hget", "+hset", "+hdel", "+zrangebyscore"),
+    *("+zremrangebyrank", "+watch", "+unwatch", "+multi", "+exec", "+zmscore", "+exists", "+incrby"),
+    *("+pubsub|numsub", "+scan", "+command", "+cluster|slots"),
+)
+TENANT = ("reset", "on", ">secret", f"~{PREFIX}*", "resetchannels", f"&{PREFIX}*", *OF_A_TENANT)
+CREDENTIALS = {"username": "tenant", "password": "secret"}
 
 
 async def every_permit(admin: Any, *syncs: Coordinator, scripts: bool = True) -> None:

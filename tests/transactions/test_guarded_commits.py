@@ -36,8 +36,7 @@ from ..support.inside import read_through
 from ..support.options import OPTIONS
 from ..support.processes import Answer, Child, Crew, Failed
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
-from ..support.transactions import in_use, watchers
-from ..support.transactions_wired import Wired, wired
+from ..support.transactions import Wired, in_use, watchers, wired
 
 OVERTAKES = 15 * OPTIONS.scale
 """How often a holder is stopped and overtaken. Before a release: --scale=60."""

@@ -31,8 +31,7 @@ from redis_sync_aio.types import Committed, Transaction
 from ..support.body import FAST
 from ..support.inside import now, turn_key
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, HOLD_REPLY
-from ..support.transactions import Insufficient, in_use, increment, interrupted, prove, watchers
-from ..support.transactions_wired import Wired, wired
+from ..support.transactions import Insufficient, Wired, in_use, increment, interrupted, prove, watchers, wired
 
 
 @pytest_asyncio.fixture

@@ -18,8 +18,7 @@ from redis_sync_aio.types import Transaction
 from ..conftest import MakeClient
 from ..support.inside import now
 from ..support.proxy import CUT_BEFORE, ERROR, HOLD_REPLY, SWALLOW_REPLY, FaultProxy
-from ..support.transactions import in_use, increment, prove, proxied, watchers
-from ..support.transactions_wired import wired
+from ..support.transactions import in_use, increment, prove, proxied, watchers, wired
 
 
 @asynccontextmanager

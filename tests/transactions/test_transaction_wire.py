@@ -44,7 +44,7 @@ from ..support.proxy import (
     Action,
     Rule,
 )
-from ..support.transactions_wired import TIMEOUT, Wired, wired
+from ..support.transactions import TIMEOUT, Wired, wired
 
 TRANSACTIONS = 160 * OPTIONS.scale
 """How many of them meet faults at random. Before a release: --scale=60."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.repository import git
+from .repository import git
 
 GATE = Path(__file__).parents[2] / ".ci"
 pytestmark = pytest.mark.skipif(not GATE.exists(), reason="only a checkout has the gate")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.repository import git
+from .repository import git
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "subjects.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="only a checkout has the gate")

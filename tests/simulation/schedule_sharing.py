@@ -10,8 +10,8 @@ from typing import Any, Literal
 from redis_sync_aio import AsyncLock, Coordinator
 from redis_sync_aio.types import GuardingLease
 
+from ..support.inside import TaskGrant, Ticket, hub_of, link_of, tuned, was_used
 from .gate import Command, Gate, Pipe
-from .inside import TaskGrant, Ticket, hub_of, link_of, tuned, was_used
 from .schedule import KINDS, LEASE, Subject, sha
 from .schedule_locks import IDENTITIES, KEYS, NAME, WAYS, Acquisitions, Door, Holder, Lock
 

@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 from redis_sync_aio import Coordinator, OutcomeUnknown, transaction
 from redis_sync_aio.types import Transaction
 
+from ..support.inside import lock_keys, turn_key
 from .gate import Command, Gate, Pipe
-from .inside import lock_keys, turn_key
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 COUNT, LEDGER = "n", "ledger"

@@ -1,4 +1,4 @@
-"""The options and exit codes of the program, for its page: ``python -m tests.support.commands``."""
+"""The options and exit codes of the program, for its page: ``python -m tests.documentation.commands``."""
 
 from __future__ import annotations
 

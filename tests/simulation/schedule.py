@@ -19,8 +19,8 @@ import redis
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.inside import hub_of, load, was_used
 from .gate import Command, Gate, Move, Pipe
-from .inside import hub_of, load, was_used
 
 LEASE = 3600.0
 """Longer than any schedule: what is left behind stays, and no lease ends by itself."""

@@ -27,9 +27,9 @@ from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .resp import Frame
-from .virtual import PUBLISHING, IdleLoop, Stuck, Wire, virtual_time
-from .virtual import Command as Command
+from ..support.resp import Frame
+from ..support.virtual import PUBLISHING, IdleLoop, Stuck, Wire, virtual_time
+from ..support.virtual import Command as Command
 
 T = TypeVar("T")
 

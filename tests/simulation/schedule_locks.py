@@ -18,8 +18,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.types import GuardingLease
 
-from .gate import Command, Gate, Pipe
-from .inside import (
+from ..support.inside import (
     WRITER_WEIGHT,
     Acquiring,
     Engine,
@@ -31,6 +30,7 @@ from .inside import (
     tuned,
     was_used,
 )
+from .gate import Command, Gate, Pipe
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 NAME = "s"

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, wait_until
 
-from .body import FAST
-from .views import holder_of
+from ..support.body import FAST
+from ..support.views import holder_of
 
 LONG = 60.0
 """Seconds that only end a hang."""
