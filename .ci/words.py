@@ -4,11 +4,13 @@
     python .ci/words.py docs/index.md   # these files
 
 Prose is the text of a page, and the comments, docstrings and messages of code. Text between backticks is code; so is a
-string that is one name.
+string that is one name. The first line of a docstring in the package names its object: no pronoun is its head, and the
+docstring of a boolean begins with "True if".
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import sys
@@ -24,6 +26,8 @@ GAP = r"(?:\s+|\s*\n\s*(?:#|--)\s*)"
 
 entries = (line.split(" -> ", 1) for line in (HERE / "words.txt").read_text("utf-8").splitlines() if " -> " in line)
 INSTEAD: dict[str, str] = dict(entries)
+NO_HEAD = re.compile(r"(what|that|those|it|whether)\b|[A-Z][a-z]+ (what|those|it)\b", re.IGNORECASE)
+"""A first line without an object that has a name."""
 phrases = "|".join(GAP.join(word.split()) for word in INSTEAD)
 PATTERN = re.compile(rf"(?<![\w.])({phrases})(?![\w(])", re.IGNORECASE)
 
@@ -57,11 +61,22 @@ def check(path: Path) -> list[str]:
     return wrong
 
 
+def heads(path: Path) -> list[str]:
+    """Return the docstrings of a file of the package whose first line has no named object."""
+    if path.suffix != ".py" or "redis_sync_aio" not in path.parts:
+        return []
+    bodies = [getattr(node, "body", None) for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    parts = [part for body in bodies if isinstance(body, list) for part in body if isinstance(part, ast.Expr)]
+    told = [part.value for part in parts if isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)]
+    found = [(one.lineno, NO_HEAD.match(one.value.strip())) for one in told]
+    return [f"{path}:{line}: {match[0]!r} begins a docstring: name the object" for line, match in found if match]
+
+
 def main(names: list[str]) -> int:
     """Check the files that are named, or all that are covered; return the exit status."""
     roots = [Path(name) for name in names or COVERED if Path(name).exists()]
     files = [file for root in roots for file in sorted(root.rglob("*.*") if root.is_dir() else [root])]
-    wrong = [line for file in files for line in check(file)]
+    wrong = [line for file in files for line in (*check(file), *heads(file))]
     print("".join(f"{line}\n" for line in wrong), end="")
     return int(bool(wrong))
 

@@ -72,7 +72,7 @@ class Coordinator:
         retry_for: How long a command is repeated while Redis is unreachable, before Unreachable is raised. Default 10.
             The last attempt has at least 0.05 seconds.
         exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which
-            then goes on in the background. `aclose` waits as long for each answer.
+            then continues in the background. `aclose` waits as long for each answer.
         response_timeout: How long an answer may take before the connection counts as dead. A silent connection is
             tested as often, so a black hole is noticed within twice this time and 0.25 seconds. Default:
             ``socket_timeout`` of the client, else 5 (transactions: no limit).
@@ -160,7 +160,7 @@ class Coordinator:
         await self.aclose()
 
     async def aclose(self, *, drain: Seconds = 0.0) -> None:
-        """Release what is held, end what waits, and close the connection. Idempotent; one round trip.
+        """Release all leases, end all waits, and close the connection. Idempotent; one round trip.
 
         Bodies that still run are cancelled with LeaseLost (reason "closed"). Waiters get CoordinatorClosed. When Redis
         is unreachable, no release is awaited for longer than ``exit_timeout``; it then ends with its ttl. The end of
@@ -173,7 +173,7 @@ class Coordinator:
         Raises:
             WrongContext: The coordinator belongs to another event loop or process.
 
-        On cancellation the closing goes on without draining, and the cancellation is raised when it is done.
+        On cancellation the closing continues without draining, and the cancellation is raised when it is done.
         """
         await self._binding.close(seconds(drain, "drain"))
 
@@ -249,7 +249,7 @@ class Coordinator:
         return None if hub is None else hub.link.connection_error
 
     def statistics(self) -> tuple[NameView, ...]:
-        """Return what this process holds and waits for, since when, and in which tasks; sorted by name. Asks no server.
+        """Return the leases and requests of this process, with times and tasks; sorted by name. Asks no server.
 
         The views are those of [`inspect`][redis_sync_aio.inspection.inspect], but of this process alone: its tasks are
         the holders and the waiters, and what only the server knows is None. `inspect` has what all processes do.
@@ -268,7 +268,7 @@ class Coordinator:
     async def inspect(
         self, pattern: Name = "*", *, limit: int = 1000, shown: int = 100, idle: bool = False, prefix: str | None = None
     ) -> tuple[NameView, ...]:
-        """Return what is held or waited for on the server, by any process, sorted by name.
+        """Return the names that any process holds or waits for, sorted.
 
         Arguments, errors and cancellation are those of
         [`redis_sync_aio.inspection.inspect`][redis_sync_aio.inspection.inspect].

@@ -2,7 +2,7 @@
 
 Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queue. The improvements:
 
-- A waiter is woken by the release, in the order of arrival. It does not poll, and nobody overtakes it.
+- A waiter is woken by the release, in the order of arrival. It does not poll, and is not overtaken.
 - A cancelled ``acquire()`` leaves nothing behind, and a cancelled ``release()`` still releases.
 - After a lost connection ``acquire()`` never returns False for a lock that it took, and ``release()`` never raises
   LockNotOwnedError for a release that happened: commands are repeated with their token until the answer is known, for
@@ -10,8 +10,8 @@ Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queu
 - A task whose lock ran out cannot release, extend or own what another task holds by now through the same object.
 - An error of the release does not replace the error of the ``async with`` body; it becomes a note on it.
 
-As before, possession is a token on the lock object, and a lock lasts until it is released or its ``timeout`` is over.
-It is not renewed, the body is not cancelled when it is lost, and closing the client does not release it.
+As before, possession is a token on the lock object, and a lock lasts until it is released or its ``timeout`` has
+passed. It is not renewed, the body is not cancelled when it is lost, and closing the client does not release it.
 `redis_sync_aio.AsyncLock` does all that, and gives fences. Locks of all three kinds exclude each other.
 
 [The other differences](https://redis-sync-aio.github.io/redis-sync-aio/migration/redis-py/)
@@ -96,7 +96,7 @@ class Lock(RedisLock):
         name: The key; excludes all other locks on that key.
         timeout: Seconds until the lock ends by itself; None or 0: never.
         sleep: Seconds between two tries of an acquire with ``token=``.
-        blocking: Whether `acquire` waits.
+        blocking: True if `acquire` waits.
         blocking_timeout: For how many seconds `acquire` waits; None: forever.
         thread_local: Keep the token in thread-local storage, so that only this thread sees it.
         raise_on_release_error: Raise when the lock is lost at the end of ``async with``; False: log a warning.
@@ -161,7 +161,7 @@ class Lock(RedisLock):
         self._latest_resource: Resource | None = None  # kept, so that it need not be made for each use
         self._mine: WeakKeyDictionary[asyncio.Task[object], _Acquired] = WeakKeyDictionary()
         self._latest = _Acquired(b"", 0.0, None)
-        self._release_uncertain: bytes | None = None  # a release of this token was given up, but goes on
+        self._release_uncertain: bytes | None = None  # a release of this token was given up, but continues
 
     async def __aenter__(self) -> Self:
         if await self.acquire():
@@ -185,7 +185,7 @@ class Lock(RedisLock):
             else:
                 error.add_note(f"redis_sync_aio: {failure}")
         except asyncio.CancelledError as again:
-            # The release goes on in the background. The body's error leaves; the cancellation stays due.
+            # The release continues in the background. The body's error leaves; the cancellation stays due.
             if error is None or isinstance(error, asyncio.CancelledError):
                 raise
             redeliver_cancellation(again, 0)  # tasks share this object: the requests before were not counted
@@ -265,9 +265,9 @@ class Lock(RedisLock):
         """Give the lock back; the next waiter has it when this returns.
 
         The token is cleared when the server has answered, and only then. Raises LockError when nothing was acquired,
-        LockNotOwnedError when the lock had ended or somebody else holds it (nothing was changed then).
+        LockNotOwnedError when the lock had ended or another client holds it (nothing was changed then).
 
-        On cancellation, and after a ConnectionError, the release goes on in the background. So it does when it is
+        On cancellation, and after a ConnectionError, the release continues in the background. So it does when it is
         called in the clean-up of a cancellation, which waits for the coordinator's ``exit_timeout`` at most.
         """
         token = self._token()
@@ -308,7 +308,7 @@ class Lock(RedisLock):
             exits = resource.hub.exits
             async with asyncio.timeout(limit if error is None else exits.timeout_for(error)):
                 call = await outcome
-        if call is None and error is not None:  # it leaves, and its clean-up goes on without us
+        if call is None and error is not None:  # it leaves, and its clean-up continues without us
             give_up_on(resource.name, error)
             raise error
         if call is None:
@@ -369,7 +369,7 @@ class Lock(RedisLock):
         return True
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock."""
+        """Return whether the lock has a holder."""
         return await self._holder() is not None
 
     async def owned(self) -> bool:

@@ -153,7 +153,7 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """Whether the server was started, and neither stopped nor killed by this object since."""
+        """True if the server was started, and neither stopped nor killed by this object since."""
         return bool(self._processes)
 
     def client(self, **kwargs: object) -> Redis:

@@ -64,14 +64,14 @@ async def inspect(
     idle: bool = False,
     prefix: str | None = None,
 ) -> tuple[NameView, ...]:
-    """Return what is held or waited for, sorted by name: locks, semaphores, read/write locks, events and so on.
+    """Return the names that are held or waited for, sorted: locks, semaphores, read/write locks, events and so on.
 
     Only commands that read are sent, over a connection of the client's pool. SCAN finds the names, so the time grows
     with the number of keys on the server; each step takes less than a millisecond of it. A pattern without ``*``, ``?``
     and ``[`` is a name, and nothing is searched for it.
 
     The facts about one name are read closely one after the other, not at one moment. Names that come or go meanwhile
-    may or may not be in the result. A lock of another library is found if somebody has waited for it, or by its exact
+    may or may not be in the result. A lock of another library is found if a request has waited for it, or by its exact
     name, since any string may be such a lock.
 
     Args:
@@ -81,7 +81,7 @@ async def inspect(
             character. A ``[`` needs its ``]``.
         limit: How many names to return at most, 1 or more. If there are as many, there may be more.
         shown: How many holders and waiters of each name to list, 1 or more. All are counted.
-        idle: Also return names that nobody holds or waits for, as far as they are remembered; marks of jobs among them.
+        idle: Also return names without holders and waiters, as far as they are remembered; marks of jobs among them.
         prefix: The prefix of the coordinators whose names are looked for; names are shown without it. None: that of the
             `Coordinator` given, else none. Without a prefix, ``orders`` of a coordinator with the prefix ``app1:`` is
             found as ``app1:{orders}``.
@@ -217,7 +217,7 @@ class _Server:
         self._connection = connection
         self.address = connection.address
         self.time = 0
-        """When it answered last, in microseconds by its own clock."""
+        """Time of its latest answer, in microseconds by its own clock."""
         self._cursor: bytes | None = b"0"
 
     async def give_back(self) -> None:
@@ -248,9 +248,10 @@ class _Server:
         return list(dict.fromkeys(found for key in keys if (found := keys_around(key, prefix)) is not None))
 
     async def listening(self, channels: Iterable[bytes]) -> dict[bytes, bool]:
-        """Return of each channel whether anybody listens; nothing if the user may not ask that, or at a replica.
+        """Return for each channel whether it has a listener; nothing if the user may not ask that, or at a replica.
 
-        The processes of an application are connected to its primary, so that nobody listens here says nothing of them.
+        The processes of an application are connected to its primary, so a channel without a listener here says nothing
+        of them.
         """
         asked = sorted(set(channels))
         if not asked:
@@ -296,7 +297,7 @@ async def _opened(connect: _Connect) -> AsyncIterator[_Server]:
 
 
 async def _heard(servers: Iterable[_Connect], channels: set[bytes]) -> dict[bytes, bool]:
-    """Return of each channel whether anybody listens at one of ``servers``; only of those that all of them told."""
+    """Return for each channel whether it has a listener at one of ``servers``; only where all of them answered."""
     found = dict.fromkeys(channels, False)
     for connect in servers:
         try:
@@ -310,7 +311,7 @@ async def _heard(servers: Iterable[_Connect], channels: set[bytes]) -> dict[byte
 
 @asynccontextmanager
 async def _reading(client: RedisClient) -> AsyncIterator[None]:
-    """Turn what goes wrong while names are read into our errors."""
+    """Turn errors of reading names into our errors."""
     try:
         yield
     except (resp.ReplyError, *OUT_OF_REACH) as error:

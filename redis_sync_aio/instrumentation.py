@@ -23,8 +23,8 @@ That is `Withdrawn`, or after `Granted` either `Released` or `Lost`. A call that
 later gets no events of requests that began before.
 
 - A lock that stands on others (reentrant, multi, Redlock) is one request, whatever happens below: nothing counts twice.
-- An acquisition of a reentrant lock by its owner, inside another one, asks nobody: it has no events. The request ends
-  with the last of these leases.
+- An acquisition of a reentrant lock by its owner, inside another one, sends no command: it has no events. The request
+  ends with the last of these leases.
 - The downgrade of a writer changes nothing here: that request stays "write" to its end.
 - Tasks that share what their process holds (``share=True``) have a request each. `HandedOver` says that no server was
   asked.

@@ -429,7 +429,7 @@ class _JobCall(_Work):
     """One call with a name, of which one runs."""
 
     _answered = False
-    """Whether ``_result`` is what the call returns: whatever fails after that is no failure of the call."""
+    """True if ``_result`` is what the call returns: whatever fails after that is no failure of the call."""
     _result: Any = None
 
     def __init__(
@@ -517,7 +517,7 @@ class _JobCall(_Work):
             return value, {NOT_KEPT: _described(error)}
 
     async def _keep(self, lease: Lease, begun: dict[str, str], outcome: dict[str, str]) -> bytes | None:
-        """Write what became of the run, and return the text of the mark; None if the server did not take it."""
+        """Write the outcome of the run, and return the text of the mark; None if the server did not take it."""
         try:
             try:
                 return await self._mark.write(lease, begun | outcome)

@@ -145,7 +145,7 @@ class CheckedOut:
         self.in_step: bool = True
         self.watching: bool = False
         self.written: bool = False
-        """Whether any part of the latest exchange may have reached the server."""
+        """True if any part of the latest exchange may have reached the server."""
 
     @property
     def address(self) -> str:
@@ -192,7 +192,7 @@ class CheckedOut:
 
     @property
     def executes(self) -> bool:
-        """Whether this connection has executed MULTI and EXEC before, so its user is allowed to use them."""
+        """True if this connection has executed MULTI and EXEC before, so its user is allowed to use them."""
         return stream(self._connection) in _proven
 
     def check_executes(self, multi: Reply, executed: Reply) -> None:
@@ -209,7 +209,7 @@ class CheckedOut:
         """Give the connection back to the pool; close it when its state is not certain, or with ``drop``.
 
         This takes at most one round trip (UNWATCH). A cancellation does not interrupt it, and is raised afterwards. A
-        coroutine that is being closed must not wait: it goes on in the background.
+        coroutine that is being closed must not wait: it continues in the background.
         """
         if isinstance(leaving(), GeneratorExit) or asyncio._get_running_loop() is not self._loop:
             undo_in(self._loop, partial(_start_giving_back, self, drop))

@@ -223,7 +223,7 @@ class Shard:
         self.address: NodeAddress | None = None  # of the primary; None until a node has answered
         self.client: Redis = Redis(connection_pool=ConnectionPool(shard=self, **options))
         self.gone = False
-        """Whether it has lost all its slots. Then it is never used again."""
+        """True if it has lost all its slots. Then it is never used again."""
         self.connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
         """Timeouts of attempts to connect to that address. They may hang, so a new address ends them."""
 

@@ -356,7 +356,7 @@ class AdoptedConnection:
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
         self.leftover: bytes = b"" if self.no_stream else bytes(reader._buffer)
         self.named: bool = bool(getattr(connection, "client_name", None)) or not _introduces(connection)
-        """Whether the caller's client has given it a name, or wants it to have none."""
+        """True if the caller's client has given it a name, or wants it to have none."""
         self.leads_to: tuple[str | None, int | None] = (
             getattr(connection, "host", None),
             getattr(connection, "port", None),

@@ -25,7 +25,7 @@ class ValkeyClient(Protocol):
     """A `valkey.asyncio.Valkey` or `ValkeyCluster`, by what types can tell of it without valkey-py."""
 
     def get_encoder(self) -> Any:
-        """Return what encodes keys."""
+        """Return the encoder of keys."""
         ...
 
     async def aclose(self) -> None:

@@ -126,7 +126,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sends_readonly() -> object:
-    """Return what a cluster client that reads from replicas does on each connection; locks read from primaries."""
+    """Return the callback for each connection of a cluster client that reads from replicas; locks use primaries."""
     return sys.modules["valkey.asyncio"].ValkeyCluster.on_connect
 
 
@@ -137,10 +137,10 @@ class _Credentials(CredentialProvider):
         self._provider = provider
 
     def get_credentials(self) -> Any:
-        """Return what the provider returns."""
+        """Return the credentials of the provider."""
         return self._provider.get_credentials()
 
     async def get_credentials_async(self) -> Any:
-        """Return what the provider returns, awaited if it has to be."""
+        """Return the credentials of the provider, awaited if they have to be."""
         found = self.get_credentials()
         return await found if asyncio.iscoroutine(found) else found

@@ -77,7 +77,7 @@ def timeout_seconds(value: object, what: str = "timeout") -> float | None:
 def ttl_ms(value: object, what: str = "ttl") -> int:
     """Return a time to live in whole milliseconds, rounded up.
 
-    Raises ValueError below 10 ms (a lease that short is over before its reply arrives) and above ten years.
+    Raises ValueError below 10 ms (a lease that short ends before its reply arrives) and above ten years.
     """
     duration = seconds(value, what)
     ms = math.ceil(round(min(duration, MAX_TTL_MS) * 1000, 6))  # min: the product must stay finite

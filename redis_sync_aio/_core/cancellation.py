@@ -48,7 +48,7 @@ async def outcome_of(outcome: asyncio.Future[T]) -> T:
         raise
 
 
-GOES_ON = "has no answer yet and goes on"
+GOES_ON = "has no answer yet and keeps running"
 """The note on an error that does not wait for a release any longer."""
 
 
@@ -119,7 +119,7 @@ class Cancelling:
         self._timer: asyncio.Handle | None = None
 
     def cancel(self, *why: object) -> None:
-        """Cancel it now, for the reason ``why``."""
+        """Cancel the task now, for the reason ``why``."""
         if self._task.done():
             return
         if getattr(self._task.get_coro(), "cr_running", False):
@@ -136,11 +136,11 @@ class Cancelling:
             self._timer = self._task.get_loop().call_soon(self._cancel_if_dropped, wait, why)
 
     def cancel_soon(self, *why: object) -> None:
-        """Cancel it in the next turn of the loop, when it has met what was requested before."""
+        """Cancel the task in the next turn of the loop, when it has met earlier cancellations."""
         self._timer = self._task.get_loop().call_soon(self.cancel, *why)
 
     def _cancel_if_dropped(self, wait: _WaitFor, why: tuple[object, ...]) -> None:
-        """Cancel it again if ``wait`` returned a result instead; the task has run since.
+        """Cancel the task again if ``wait`` returned a result instead; the task has run since.
 
         The dropped one stays counted until both are taken back: an `asyncio.timeout` that the task has entered since
         has counted it, too, and would take the second one for its own.
@@ -197,7 +197,7 @@ def first_of(error: BaseException) -> BaseException:
 
 @contextmanager
 def cancel_repeatedly(seconds: float | None) -> Iterator[None]:
-    """Cancel the block of ``asyncio.timeout(seconds)`` again while it goes on after that (`SWALLOWED`).
+    """Cancel the block of ``asyncio.timeout(seconds)`` again while it keeps running after that (`SWALLOWED`).
 
     redis-py would go on with all its retries. `asyncio.timeout` finds its own request afterwards, and nothing but that.
     """

@@ -38,7 +38,7 @@ def plain(value: str) -> str:
 
 
 def not_a_lock(key: bytes, value: bytes) -> str:
-    """Return what to say of the key of a lock that another program wrote, without a ttl."""
+    """Describe the key of a lock that another program wrote, without a ttl."""
     return (
         f"its key has the value {shown(text(value))} and no ttl, and this package did not write it, so it will not "
         "become free by itself. If it is data, give the lock another name. If it is a lock that another program "

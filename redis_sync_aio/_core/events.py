@@ -56,7 +56,7 @@ class Granted(Event):
 
     Attributes:
         waited: Seconds since `Requested`: for how long the task waited.
-        contended: Whether it had to wait for another holder.
+        contended: True if it had to wait for another holder.
         fence: The fence of the lease.
         token: The token of the lease, which is the value under the key of a lock.
     """
@@ -103,7 +103,7 @@ class Lost(Event):
     Attributes:
         reason: The reason of [`LeaseLost`][redis_sync_aio.LeaseLost], or "forgotten": nothing is left that could
             release the lease.
-        time_is_up: Whether the time of the lease had ended by the clock of this process. With the reason "expired" it
+        time_is_up: True if the time of the lease had ended by the clock of this process. With the reason "expired" it
             tells apart a lease that was not renewed and one that is gone from the server.
         held: Seconds since `Granted`.
     """

@@ -31,7 +31,7 @@ def finish(outcome: FutureLike[T], result: T, error: Exception | None) -> None:
         outcome.set_exception(error)
 
 
-# -- Long work in slices, between which the event loop goes on -------------------------------------------------
+# -- Long work in slices, between which the event loop keeps running -------------------------------------------------
 
 
 SLICE = 0.005
@@ -71,7 +71,7 @@ class Slices:
             await waiter
 
     def stop(self) -> None:
-        """Drop what is left."""
+        """Drop the rest."""
         self._works.clear()
         for waiter in self._waiters:
             finish(waiter, None, None)

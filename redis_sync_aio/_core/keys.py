@@ -208,7 +208,7 @@ class Maker(NamedTuple):
     presence: bytes
     """As `Endpoint.presence`."""
     polls: bool
-    """Whether it listened to nothing when it made the token."""
+    """True if it listened to nothing when it made the token."""
     label: bytes | None
     """The text for people that came with the request, or with its coordinator."""
 
@@ -356,7 +356,7 @@ def hash_tag(key: bytes) -> bytes:
 
 
 def qualified(name: bytes, prefix: bytes) -> bytes:
-    """Return what the lock ``name`` of a coordinator with this prefix is called without one; raises as `lock_keys`.
+    """Return the name without a prefix of the lock ``name`` of a coordinator with this prefix; raises as `lock_keys`.
 
     It has a hash tag, so all keys of the lock begin with it. No two names become the same. A name that begins with "}"
     cannot stand in braces, so it is refused with a prefix.

@@ -24,7 +24,7 @@ logger = logging.getLogger("redis_sync_aio")
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    """Print what a filter or record factory of the application raises, as logging does for handlers.
+    """Print errors of a filter or record factory of the application, as logging does for handlers.
 
     It would end the connection, or the renewals, that had something to say.
     """
@@ -101,7 +101,7 @@ LINES: dict[str, tuple[int, str]] = {
     "connecting_failed": (
         WARNING,
         "redis_sync_aio has no answer from %(server)s: the client raised %(why)s. Look at what it calls while it "
-        "connects (a credential provider, say). It tries again while that is needed",
+        "connects (a credential provider, say). It tries again as long as a lock needs it",
     ),
     "connection_restored": (
         WARNING,
@@ -110,7 +110,7 @@ LINES: dict[str, tuple[int, str]] = {
     "read_only": (
         WARNING,
         "%(server)s is a read-only replica: %(why)s. redis_sync_aio connects again until a primary answers; if this "
-        "goes on, check where the client connects to",
+        "continues, check where the client connects to",
     ),
     "polling_instead": (
         WARNING,
@@ -121,11 +121,11 @@ LINES: dict[str, tuple[int, str]] = {
         'redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %(why)s',
     ),
     "later_layout": (WARNING, "a client of a later version of redis_sync_aio waits for %(lock)r: update this process"),
-    "slots_unknown": (WARNING, "redis_sync_aio does not learn where the slots are: %(why)r"),
+    "slots_unknown": (WARNING, "redis_sync_aio cannot find out which shard has which slots: %(why)r"),
     "stray_message": (WARNING, "redis_sync_aio ignored a message in its inbox that has another format: %(payload)r"),
-    "useless_message": (ERROR, "redis_sync_aio could not make use of a message in its inbox: %(payload)r"),
-    "useless_answer": (ERROR, "redis_sync_aio cannot make use of an answer about %(lock)r"),
-    "outcome_not_taken": (ERROR, "redis_sync_aio: a defect: the end of a command about %(lock)r was not taken"),
+    "useless_message": (ERROR, "redis_sync_aio cannot decode a message in its inbox: %(payload)r"),
+    "useless_answer": (ERROR, "redis_sync_aio cannot decode a reply about %(lock)r"),
+    "outcome_not_taken": (ERROR, "redis_sync_aio: a bug: the reply to a command for %(lock)r was not used"),
     # code of the application
     "observer_failed": (
         ERROR,
@@ -140,7 +140,7 @@ LINES: dict[str, tuple[int, str]] = {
         "it writes nothing there, say so: lifespan_of(..., may_outlive=[%(dependency)s])",
     ),
     "undo_failed": (ERROR, "%(what)s"),
-    "undo_ended_late": (ERROR, "%(step)s raised after its time was over"),
+    "undo_ended_late": (ERROR, "%(step)s raised after its timeout"),
 }
 """The level and the message of every line, by its ``event``."""
 
@@ -187,7 +187,7 @@ def lease_lost(loss: LeaseLost, observed: Observation | None, tasks: int = 1) ->
 
 
 def lease_forgotten(lock: str, fence: int, ttl: float) -> str:
-    """Log a lease that nobody has any more; return what was said."""
+    """Log a forgotten lease; return the message."""
     message = (
         f"the lease on {lock!r} (fence {fence}) was forgotten: the task that acquired it has ended, and nothing is "
         f"left that could release it. It is no longer renewed and ends within {ttl:g} seconds. Use `async with`, or "
@@ -215,7 +215,7 @@ def renewal_late(
 
 
 def coordinator_dropped(coordinator: str) -> str:
-    """Log a coordinator that was forgotten; return what was said."""
+    """Log a forgotten coordinator; return the message."""
     message = f"{coordinator} was dropped without aclose(): use `async with`, or await its aclose()"
     log("coordinator_dropped", depth=3, what=message, coordinator=coordinator)
     return message
@@ -224,7 +224,7 @@ def coordinator_dropped(coordinator: str) -> str:
 SKIPPED = {
     "done": "it has been done",
     "running": "it is running elsewhere",
-    "failed": "an earlier run began, and raised, was cancelled or was killed. Find out what it did; "
+    "failed": "an earlier run raised, was cancelled or was killed. Find out what it did; "
     "Coordinator.forget() lets the job run again",
 }
 """The reason that a job does not run, by the state of its slot."""
@@ -243,7 +243,7 @@ def job_skipped(job: str, state: SlotState) -> None:
 
 
 def connecting_failed(server: str, error: BaseException) -> None:
-    """Log what the caller's client raised while it connected."""
+    """Log the error that the caller's client raised while it connected."""
     why = f"{type(error).__name__}: {error}".rstrip(": .")
     log("connecting_failed", raised=error, depth=3, server=server, why=why)
 

@@ -76,7 +76,7 @@ class Observation:
     def __init__(self, observers: Observers, kind: str, name: str, pattern: str, label: str) -> None:
         self.request: int = _next_request()
         self.waits: bool = False
-        """Whether tasks of this process had it when this request began, and it had to wait for them."""
+        """True if tasks of this process had it when this request began, and it had to wait for them."""
         self._observers = observers
         self._attached = observers.attached
         self._facts = kind, name, pattern or observers.pattern(name), observers.server, label
@@ -92,12 +92,12 @@ class Observation:
             attached._take(told)
 
     def withdrawn(self, outcome: WithdrawnOutcome, error: BaseException | None = None) -> None:
-        """Tell that the request ended without a lease."""
+        """Report that the request ended without a lease."""
         time = now()
         self._tell(Withdrawn, time, outcome=outcome, waited=time - self._since, error=error)
 
     def failed(self, error: BaseException, waits: bool) -> None:
-        """Tell that the request ended with ``error``; ``waits``: as `Observers.follow`."""
+        """Report that the request ended with ``error``; ``waits``: as `Observers.follow`."""
         if isinstance(error, (AcquireTimeout, WaitTimeout)):
             self.withdrawn(*(("timeout", error) if waits else ("taken", None)))
         elif isinstance(error, Exception):
@@ -106,7 +106,7 @@ class Observation:
             self.withdrawn("cancelled")
 
     def granted(self, grant: ObservedGrant) -> None:
-        """Tell that the request was granted, and observe the end of ``grant``."""
+        """Report that the request was granted, and observe the end of ``grant``."""
         handed_over, time = grant.handed_over, now()
         waited, self._since = time - self._since, time
         contended = grant.queued or (handed_over and self.waits)
@@ -120,18 +120,18 @@ class Observation:
             self.ended(grant)
 
     def renewed_late(self, lateness: float, left: float) -> None:
-        """Tell that a renewal of the lease was sent late, unless its end was reported before."""
+        """Report that a renewal of the lease was sent late, unless its end was reported before."""
         if self.request in self._observers.open:
             self._tell(RenewedLate, now(), lateness=lateness, left=left)
 
     # -- the end of the grant --------------------------------------------------------------------------
 
     def ended(self, grant: ObservedGrant) -> None:
-        """Tell that ``grant`` has ended, the first time."""
+        """Report that ``grant`` has ended, the first time."""
         self.end(grant.reason, time_is_up=grant.time_is_up)
 
     def end(self, reason: LostReason | None, *, time_is_up: bool = False) -> None:
-        """Tell that the lease was lost for ``reason``, or released (None), unless its end was reported before."""
+        """Report that the lease was lost for ``reason``, or released (None), unless its end was reported before."""
         if self._observers.open.pop(self.request, None) is None:
             return
         time = now()
@@ -142,7 +142,7 @@ class Observation:
             self._tell(Lost, time, reason=reason, time_is_up=time_is_up, held=held)
 
     def hub_closed(self) -> None:
-        """Tell that the lease was lost with its hub, unless it may still be held on other servers."""
+        """Report that the lease was lost with its hub, unless it may still be held on other servers."""
         grant = None if self._grant is None else self._grant()
         if grant is None or not (grant.over or grant.outlives):
             self.end("closed")
@@ -155,7 +155,7 @@ class Observation:
 
 
 class Observers:
-    """The observers of one hub; there while somebody observes it."""
+    """The observers of one hub; None without observers."""
 
     def __init__(self, server: str, loop: asyncio.AbstractEventLoop) -> None:
         self.server = server
@@ -187,7 +187,7 @@ class Observers:
         refused: WithdrawnOutcome = "taken",
         label: str = "",
     ) -> G | None:
-        """Await what ``granting`` returns, and tell the observers what becomes of this request.
+        """Await the result of ``granting``, and tell the observers the outcome of this request.
 
         ``waits``: whether it waits for other holders, so that a timeout says that its time was up. ``refused``:
         what it means that nothing is returned. ``label``: of the request.
@@ -210,19 +210,19 @@ class Observers:
             attached._take(told)
 
     def skipped(self, name: str, pattern: str, state: SlotState) -> None:
-        """Tell that a call of the job ``name`` did not run it."""
+        """Report that a call of the job ``name`` did not run it."""
         self._tell(Skipped, self.server, kind="job", name=name, pattern=pattern or self.pattern(name), state=state)
 
     def stalled(self, seconds: float) -> None:
-        """Tell that the event loop ran nothing for ``seconds``."""
+        """Report that the event loop ran nothing for ``seconds``."""
         self._tell(Stalled, self.server, seconds=seconds)
 
     def connection_lost(self, server: str) -> None:
-        """Tell that the connection to ``server`` was lost."""
+        """Report that the connection to ``server`` was lost."""
         self._tell(ConnectionLost, server)
 
     def connection_restored(self, server: str, after: float, rechecked: int) -> None:
-        """Tell that there is a connection to ``server`` again."""
+        """Report that there is a connection to ``server`` again."""
         self._tell(ConnectionRestored, server, after=after, rechecked=rechecked)
 
     def close(self) -> None:

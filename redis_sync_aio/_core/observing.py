@@ -69,7 +69,7 @@ class Attached:
         logs.raise_later(error)
 
     def close(self) -> None:
-        """Stop calling the observer. Idempotent, in any thread. A call that has begun in another thread goes on."""
+        """Stop calling the observer. Idempotent, in any thread. A call that has begun in another thread continues."""
         self._observer = None
         if self._on_close is not None:
             self._on_close(self)

@@ -100,7 +100,7 @@ def _hint(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def _by_name(shown: str, called: str, parameters: Mapping[str, Parameter], given: Sequence[Any]) -> str | None:
-    """Return what to write instead of arguments of an acquisition that have no name."""
+    """Return the arguments to use instead of those of an acquisition that have no name."""
     if len(given) <= sum(it.kind is it.POSITIONAL_OR_KEYWORD for it in parameters.values()) - 1:
         return None
     use = "acquire(timeout=5)" if called == "acquire" else _NEVER_WAITS

@@ -144,7 +144,7 @@ class Commands:
         release_args: tuple[Argument, ...] = (),
         undoes: bool = False,
     ) -> None:
-        """Release what ``token`` holds, and withdraw its ``ticket``; either may be empty.
+        """Release the lease of ``token``, and withdraw its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be in flight, and must find its token spent.
         ``release_args``: of a robust lock, the writer of its record, and what becomes of the record (empty: it was not

@@ -40,7 +40,7 @@ class WritePlan:
     without: Reply = None
     """The reply to a request that waits already, if nothing can be written now."""
     more: bool = False
-    """Whether this is only a part of the decision, without a reply: once it is written the rest is decided."""
+    """True if this is only a part of the decision, without a reply: once it is written the rest is decided."""
 
 
 Snapshot: TypeAlias = LockSnapshot | PermitSnapshot

@@ -158,7 +158,7 @@ def _one(
     waits: bool = False,
     former: int | None = None,
 ) -> Decide:
-    """Decide about one lock; ``waits``: a request whose ticket is queued goes on waiting if nothing can be written.
+    """Decide about one lock; ``waits``: a request whose ticket is queued keeps waiting if nothing can be written.
 
     ``former``: the place that the ticket ``own`` had, if the request is repeated.
     """

@@ -226,7 +226,7 @@ def _refuse_foreign(state: bytes) -> Dialogue:
 
 
 def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
-    """Return the permits that are over or have a ticket, the deaf inboxes, and until when polling owners live."""
+    """Return the expired permits or have a ticket, the deaf inboxes, and until when polling owners live."""
     permits, state, _, polls = keys
     over, tickets = [name for name, until in seen.ends.items() if until <= seen.now], seen.tickets
     if not over and not tickets:
@@ -334,7 +334,7 @@ def _about(
 
     ``former``: the place that the ticket ``own`` had, if the request is repeated.
 
-    ``waits``: a request whose ticket is queued goes on waiting if nothing can be written.
+    ``waits``: a request whose ticket is queued keeps waiting if nothing can be written.
     """
     packed = False  # over all steps of this decision
 

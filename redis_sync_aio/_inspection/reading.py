@@ -42,7 +42,7 @@ from .views import Access, HolderView, MarkView, NameView, Problem, ProblemCode,
 TOMBSTONES = 16
 """Number of permits that are read beyond those shown."""
 
-HOLDERS, LEFT, FENCE, STATE = "who holds it", "the time left of its lease", "its fence", "its limit and fences"
+HOLDERS, LEFT, FENCE, STATE = "its holder", "the time left of its lease", "its fence", "its limit and fences"
 QUEUE, ALIVE, MARK = "its queue", "which of its waiters are alive", "the mark of its job"
 """The facts that a server may refuse to show, in words."""
 
@@ -61,31 +61,31 @@ TRANSIENT: frozenset[ProblemCode] = frozenset(
 MEANINGS: Mapping[ProblemCode, str] = {
     "holder_disconnected": "process {pid} on {host} holds it without a ttl, and is not connected to the server: it has "
     "ended, is cut off, or polls since the server refused it messages (polling_instead in its log). Look there; if it "
-    "has ended, nobody else will release the lock, so do: {command}",
-    "dead_waiters": "{number} of its waiters {verb} gone ({whose}): nobody listens for the grant. There is nothing to "
-    "do: the next release passes them over",
+    "has ended, release the lock by hand: {command}",
+    "dead_waiters": "{number} of its waiters {verb} gone ({whose}): no process listens for the grant. There is nothing "
+    "to do: the next release passes them over",
     "queue_without_holder": "requests wait although it is free: {reason}",
     "fence_lost": "its holder's token is one of this package, but the key that remembers its fence is gone or names "
     "another grant: a memory limit evicted it, or another program wrote one of the two. Later fences are still "
     "greater; set maxmemory-policy to noeviction",
-    "permits_lost": "one of its two keys is gone, so nobody is known to hold anything, and its holders lose their "
-    "leases at the next renewal: a memory limit evicted it, or another program deleted it. Set maxmemory-policy to "
+    "permits_lost": "one of its two keys is gone, so no holder is known, and its holders lose their leases "
+    "at the next renewal: a memory limit evicted it, or another program deleted it. Set maxmemory-policy to "
     "noeviction",
     "over_limit": "{held} permits are held, and the limit is {limit}: it was lowered by a resize. Nothing is granted "
     "until enough of them were released",
     "broken": "a party ended while it waited, or abort() was called: the barrier is broken, so all parties that come "
     "get BrokenBarrierError. Once all have got it, await AsyncBarrier(…).reset()",
     "clock_behind": "its last fence is {ahead:.1f} seconds ahead of the server's clock: that clock was set back, or "
-    "the data came from a server whose clock is ahead. Fences go on rising; compare the clocks of the servers",
+    "the data came from a server whose clock is ahead. Fences keep rising; compare the clocks of the servers",
     "wrong_type": "another program uses {keys} for something else, so requests fail with WrongKeyType. Give the lock "
-    "another name, or delete the key if nobody needs what is in it",
+    "another name, or delete the key if its value is not needed",
     "unreadable": "the server refused to show {facts}: {answer}. Extend the rights of this user: {page}",
 }
 """The meaning of each problem, and what to do; for a key without a ttl see `not_a_lock`."""
-FIRST_POLLS = "the first one polls and will take it at its next look"
+FIRST_POLLS = "the first waiter polls, and acquires it at its next look"
 NOT_WOKEN = (
     "its key was deleted by another program, or it expired. The waiters look again within their poll_cap (2.5 "
-    "seconds); if it stays so, no process that waits is running"
+    "seconds); if this persists, no waiting process is running"
 )
 """Reasons for a queue without a holder."""
 
@@ -94,7 +94,7 @@ NOT_WOKEN = (
 
 
 Listening: TypeAlias = Mapping[bytes, bool]
-"""Of each channel whether anybody listens; without those that are not known."""
+"""True for each channel with a listener; channels that are not known are missing."""
 
 FIRST_TIME = 10**15
 """Microseconds; a score below it is a place in a queue, not the time when a ticket came."""
@@ -118,7 +118,7 @@ def _queued(members: Iterable[tuple[bytes, float]]) -> list[QueuedTicket]:
 
 
 def listening_in(reply: Reply) -> dict[bytes, bool]:
-    """Return of each channel in a reply to PUBSUB NUMSUB whether anybody listens; nothing if that was refused."""
+    """Return for each channel in a reply to PUBSUB NUMSUB whether it has a listener; nothing if that was refused."""
     if isinstance(reply, ReplyError):
         return {}
     numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
@@ -144,7 +144,7 @@ def _owner(
 def _waiter(
     one: QueuedTicket, now: int, permits: int, polls_until: Reply, listening: Listening, polls_known: bool = True
 ) -> WaiterView:
-    """Return what is known of a ticket.
+    """Describe a waiter, from its ticket.
 
     ``permits``: the limit; 0: of a lock. ``polls_until``: the score in POLLS, which ``polls_known`` says may be read.
     """
@@ -175,7 +175,7 @@ def holder(
     weight: int = 1,
     permits: int = 0,
 ) -> HolderView:
-    """Return what is known of a holder. ``remaining``: seconds; ``permits``: the limit; 0: of a lock."""
+    """Describe a holder. ``remaining``: seconds; ``permits``: the limit; 0: of a lock."""
     maker = Maker.of(token)
     side = access(weight, permits)
     held_for = None if fence is None or side == "read" else max(0.0, (now - fence) / 1e6)
@@ -210,10 +210,10 @@ class Reading(ABC):
     refused: ReplyError | None = None
     """The first error among the replies, other than of optional facts."""
     stale = False
-    """Whether it has to be read again: it changed between the rounds, or the first one has not listed enough."""
+    """True if it has to be read again: it changed between the rounds, or the first one has not listed enough."""
     _queue_at = 1
     _found = False
-    """Whether there is a holder."""
+    """True if there is a holder."""
     _fence: int | None = None
     _now = 0
 
@@ -251,7 +251,7 @@ class Reading(ABC):
 
     @property
     def known(self) -> bool:
-        """Whether the server has anything of it."""
+        """True if the server has anything of it."""
         return self._active or self._fence is not None
 
     @property
@@ -321,7 +321,7 @@ class Reading(ABC):
         return found, max(len(found), self._queued - (len(self.tickets) - len(rest)))
 
     def _judge_queue(self, waiters: list[WaiterView]) -> None:
-        """Note a queue with nobody ahead of it, unless all its waiters are dead."""
+        """Note a queue without a holder, unless all its waiters are dead."""
         if any(it.alive is not False for it in waiters):
             self._add("queue_without_holder", reason=FIRST_POLLS if waiters[0].polls else NOT_WOKEN)
 
@@ -560,7 +560,7 @@ class PermitReading(Reading):
 
 
 def reading_of(keys: Keys, shown: int, more: int = TOMBSTONES) -> Reading:
-    """Return what reads one name, with the first ``shown`` holders and waiters.
+    """Return the reader of one name, with the first ``shown`` holders and waiters.
 
     ``more``: how many permits to read beyond those shown. Undone requests may be among them.
     """

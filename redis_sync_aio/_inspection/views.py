@@ -63,8 +63,8 @@ class HolderView:
         weight: How many permits it has. 1 for locks, for both sides of a read/write lock, and if the user may not read
             it.
         access: "read" or "write" of a read/write lock. None: it is something else, or the user may not read it.
-        foreign: Whether a client of another library wrote it. False as well if the user may not read what tells.
-        connected: Whether the process is connected to the server (in a cluster: to any shard). False: it has ended, is
+        foreign: True if a client of another library wrote it. False as well if the user may not read what tells.
+        connected: True if the process is connected to the server (in a cluster: to any shard). False: it has ended, is
             cut off at the moment, or polls since the server refused it messages. None: it has polled from the start,
             the token does not name a process, or the server does not tell (a replica, or a user that may not ask).
         task: The name of the task that acquired it, in `Coordinator.statistics`. None: it has ended, or an identity or
@@ -100,8 +100,8 @@ class WaiterView:
         waited: Seconds since it was queued. None: an older version queued it.
         weight: How many permits it asks for. 1 for locks, and for both sides of a read/write lock.
         access: "read" or "write" of a read/write lock. None: it is something else.
-        polls: Whether it asks from time to time. Others are woken by a message.
-        alive: Whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
+        polls: True if it asks from time to time. Others are woken by a message.
+        alive: True if a process listens for the grant, or has polled lately. False: the next release passes it over.
             None: the server does not tell, as for `HolderView.connected`, or the user may not read it.
         task: The name of the task that waits, in `Coordinator.statistics`. None: it is not known.
     """
@@ -170,7 +170,7 @@ class NameView:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds it or waits for it, and nothing looks wrong."""
+        """True if it has no holder, no waiter and no problem."""
         return not (self.held or self.holders or self.waiting or self.problems)
 
 

@@ -82,7 +82,7 @@ class Request:
     first: tuple[Argument, ...] = field(init=False)
     """Its last arguments until it has a place in the queue."""
     plain: bool = field(init=False)
-    """Whether its lease is renewed without limit, and weighs nothing or one."""
+    """True if its lease is renewed without limit, and weighs nothing or one."""
 
     def __post_init__(self) -> None:
         self.way = Attachment if self.replaced else Acquisition if self.identity is None else IdentityAcquisition
@@ -96,14 +96,14 @@ class Request:
 
     @property
     def reads(self) -> bool:
-        """Whether it is for a reader: any number of readers hold the lock together."""
+        """True if it is for a reader: any number of readers hold the lock together."""
         return self.limit == WRITER_WEIGHT and self.weight == 1
 
 
 # -- The latest tickets of this process that stood in a queue, so that a grant to one that is gone can be given back
 #
 # Such a grant comes from a queue that is older than the server's other data (`_transport.handshake`) where the server
-# says that nothing has changed: somebody restored its keys, or a proxy leads to another server. Or a copy of a
+# says that nothing has changed: its keys were restored, or a proxy leads to another server. Or a copy of a
 # request was executed late. Nobody uses such a grant, so without this the name would stay taken for its whole
 # `claim`.
 #
@@ -151,16 +151,16 @@ class Acquisition:
     """One request on its way to a lease.
 
     Invariants: ``taker`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The name and
-    its hub know the acquisition as long as a grant for it may arrive that somebody wants.
+    its hub know the acquisition as long as a grant for it may arrive that a task wants.
     """
 
     # Rarely changed; as class attributes they cost nothing to set up.
     _clock_offset: float | None = None
     """Local minus server time, at the request that entered the queue."""
     _queued = False
-    """Whether an earlier request may have left a ticket in the queue."""
+    """True if an earlier request may have left a ticket in the queue."""
     _placed = False
-    """Whether the server said that the ticket of the present number is in the queue."""
+    """True if the server said that the ticket of the present number is in the queue."""
     _place = 0
     """The place of the ticket of the present number: when it came, by the server's clock, in microseconds; 0: none.
 
@@ -168,18 +168,18 @@ class Acquisition:
     """
     _timer: asyncio.TimerHandle | None = None
     withdrawn: bool = False
-    """Whether it was given up, and its clean-up waits for an answer. Asking again would queue it behind that."""
+    """True if it was given up, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Grant | None = None
     _late_since: float | None = None
     """When the first of several grants in a row had ended before it arrived (local clock)."""
     _replayed = False
-    """Whether a copy of a request of ours may still be in flight, besides the one that was answered."""
+    """True if a copy of a request of ours may still be in flight, besides the one that was answered."""
     _pushed_fence = 0
     """The fence of a grant to this ticket, if the server has to be asked how long the grant lasts."""
     contended: bool = False
-    """Whether others wait behind this request."""
+    """True if others wait behind this request."""
     unheard: bool = False
-    """Whether it was granted before this answer, so that a contention notice may have been lost since."""
+    """True if it was granted before this answer, so that a contention notice may have been lost since."""
 
     def __init__(
         self, resource: Resource, request: Request, taker: FutureLike[Grant | None], within: float | None = None

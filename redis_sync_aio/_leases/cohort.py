@@ -3,18 +3,18 @@
 The technique is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012).
 
 The rule. A *process grant* is what the server granted to this process. It goes from task to task in the order in which
-they asked, without a command, for as long as nobody else waits at the server. The server reports the first other waiter
-by a message (CONTENDED). From then on the grant is handed on ``burst`` times at most, and not after ``slice`` seconds.
-Then it goes back to the server, which grants it to the first in its queue. Tasks of this process that still wait come
-after all clients that waited there by then, since their new ticket follows the release on the same connection. So
-processes take turns, and tasks take turns within each process's turn.
+they asked, without a command, for as long as no other process waits at the server. The server reports the first other
+waiter by a message (CONTENDED). From then on the grant is handed on ``burst`` times at most, and not after ``slice``
+seconds. Then it goes back to the server, which grants it to the first in its queue. Tasks of this process that still
+wait come after all clients that waited there by then, since their new ticket follows the release on the same
+connection. So processes take turns, and tasks take turns within each process's turn.
 
 Readers hold their grant together. They join as long as no other client waits. The grant goes back when the last reader
 leaves.
 
-When no task waits, the grant goes back immediately, unless it may *rest*: for ``linger`` seconds if nobody else waits;
-otherwise until the end of this turn of the loop, for a task that comes straight back. So a process with one busy task
-gets as long a turn as one with many. (Not for writers: readers have no turn, each of them gets in once.)
+When no task waits, the grant goes back immediately, unless it may *rest*: for ``linger`` seconds if no other process
+waits; otherwise until the end of this turn of the loop, for a task that comes straight back. So a process with one busy
+task gets as long a turn as one with many. (Not for writers: readers have no turn, each of them gets in once.)
 
 Promises, per task. A grant is handed on only while it is certainly held (P1, by the local deadline). It is never handed
 on after a task that overstayed its own time or left a command behind. A loss ends the parts of all tasks, and the
@@ -74,7 +74,7 @@ class PendingGrant:
         self._cohort.refused(self, error)
 
     def withdraw(self) -> None:
-        """Undo it: no task needs it any more."""
+        """Undo the grant: no task needs it any more."""
         self._done = True
         self.acquisition.undo()
 
@@ -276,7 +276,7 @@ class Cohort(Holdings):
 
     @property
     def in_use(self) -> bool:
-        """Whether a task waits here, or there is a grant or a ticket."""
+        """True if a task waits here, or there is a grant or a ticket."""
         return bool(self.waiting or self.grants or self.pending)
 
     # -- another limit ---------------------------------------------------------------------------------

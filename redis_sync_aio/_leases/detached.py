@@ -1,7 +1,7 @@
 """Leases that a ``release()`` without a name chooses from, and leases on their way to another process.
 
 The text carries the token that holds the lease at the server. To attach it is to replace that token by a new one, in
-one step there: so nobody attaches it a second time, and nothing that the first process may still send has an effect.
+one step there: so it cannot be attached a second time, and nothing that the first process may still send has an effect.
 """
 
 from __future__ import annotations

@@ -146,11 +146,11 @@ class Grant:
 
     # Rarely changed; as class attributes they cost nothing to set up.
     release_uncertain = False
-    """Whether a release that got no answer may have been executed."""
+    """True if a release that got no answer may have been executed."""
     renewing = 0
     """Number of renewals in flight."""
     unanswered: Unanswered | None = None
-    """Those, and what bounds the deadline because of them; None if there are none."""
+    """Renewals in flight, and the bound of the deadline that follows from them; None if there are none."""
     due_at: float = math.inf
     """Time at which its manager looks at it (local clock); -inf: it is due; inf: it is not in the schedule."""
     entry = 0
@@ -174,14 +174,14 @@ class Grant:
     previous_fence: int = 0
     """The fence of the writer before this one; 0: the server remembers none, or this is no writer."""
     replayed = False
-    """Whether a copy of its request may still be on the way to the server."""
+    """True if a copy of its request may still be on the way to the server."""
     releasers: list[FutureLike[None]] | None = None
     same_identity: IdentityRequests | None = None
     """Requests of the same identity in this process, if it has one."""
     joined = False
-    """Whether the identity held it before, so that the grant did not begin with this request."""
+    """True if the identity held it before, so that the grant did not begin with this request."""
     outlasts = False
-    """Whether a renewal was answered after the release was sent: the server may keep it longer than is known here."""
+    """True if a renewal was answered after the release was sent: the server may keep it longer than is known here."""
     body_failed = False
     """True if its body ended by an exception."""
     claim: float = 0.0
@@ -191,16 +191,16 @@ class Grant:
     cause: Cause | None = None
     """Facts about the loss, once it is lost."""
     protects = True
-    """Whether it protects something. False: it counts however late it arrives."""
+    """False for events, latches and barriers: a late grant is still valid."""
     reports_loss = True
-    """Whether its loss is logged. False for a part of something that logs its own loss."""
+    """True if its loss is logged. False for a part of something that logs its own loss."""
     loss_reported: bool = False
-    """Whether LeaseLost has already been made for a caller."""
+    """True if LeaseLost has already been made for a caller."""
     outlives = False  # its coordinator, when that is closed: it may be held on other servers
     queued = False
-    """Whether its request had to wait for another holder."""
+    """True if its request had to wait for another holder."""
     handed_over = False
-    """Whether another task of this process had what it stands for, and no command was sent for it."""
+    """True if another task of this process had what it stands for, and no command was sent for it."""
     observation: Observation | None = None
     """The observation of its request, if there is one."""
     ended: anyio.Event | None = None
@@ -286,7 +286,7 @@ class Grant:
             raise NotHeld.released(self.name)
 
     async def extend(self, ms: int) -> None:
-        """End it ``ms`` milliseconds from now, and renew it with this ttl from then on; see `Lease.extend`."""
+        """End the lease ``ms`` milliseconds from now, and renew it with this ttl from then on; see `Lease.extend`."""
         self.check_context()
         self.check()
         if self.deadline == math.inf or self.period == math.inf:
@@ -294,7 +294,7 @@ class Grant:
         await self.manager.extend(self, ms)
 
     async def release(self) -> None:
-        """Give it back; see `Lease.release`. Idempotent."""
+        """Give the lease back; see `Lease.release`. Idempotent."""
         if self.state is LeaseState.RELEASED:
             return
         self.check_context()
@@ -382,7 +382,7 @@ class Grant:
         return hold is not None and hold._cancels
 
     def observed(self) -> Observation | None:
-        """Return what is observed of its request, or of the first one that stands on it."""
+        """Return the observation of its request, or of the first request that stands on it."""
         shares = () if self.group is None else self.group.shares
         return self.observation or next((share.observation for share in shares if share.observation), None)
 
@@ -405,7 +405,7 @@ class Grant:
 
     @property
     def over(self) -> bool:
-        """Whether it is known to have ended."""
+        """True if it is known to have ended."""
         return self.state in (RELEASED, LeaseState.LOST)
 
     @property
@@ -418,7 +418,7 @@ class Grant:
         return max(self.hold_limit, self.deadline) if self.auto_renew else self.deadline
 
     def asks(self) -> tuple[Argument, ...]:
-        """Return what its renewals ask for in addition to time."""
+        """Return the options of its renewals, besides the time."""
         return ()
 
     def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:

@@ -48,7 +48,7 @@ class _Reason(str):
 
     def __init__(self, why: str) -> None:
         self.over = False
-        """Whether the body was left."""
+        """True if the body was left."""
 
 
 class CancelOnLoss:
@@ -136,7 +136,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
     def __init__(self, coroutine: Coroutine[Any, Any, T_co], on_lost: OnLost) -> None:
         self._coroutine = coroutine
         self._cancels: bool = on_lost == "cancel"
-        """Whether a loss cancels the body."""
+        """True if a loss cancels the body."""
 
     def __await__(self) -> Generator[Any, Any, T_co]:
         if self._used:
@@ -152,7 +152,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
     # -- as a coroutine: the root of a task ------------------------------------------------------------
 
     def send(self, value: Any) -> Any:
-        """Resume it, as a task does."""
+        """Resume the acquisition, as a task does."""
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
@@ -160,7 +160,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """End it; what the server did for the request is undone."""
+        """End the acquisition; the effects of the request on the server are undone."""
         self._coroutine.close()
 
     if not TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Acquiring(Coroutine[Any, Any, T_co]):
         except TimeoutError:
             exits.give_up_on(grant.name, grant.is_releasing, error)
         except asyncio.CancelledError as again:
-            # The release goes on in the background. The error of the body propagates; the cancellation stays due.
+            # The release continues in the background. The error of the body propagates; the cancellation stays due.
             if cancelled or asyncio.current_task() is None:
                 raise
             redeliver_cancellation(again, self._before)

@@ -96,7 +96,7 @@ class LinkEvents:
         elif acquisition is not None:
             acquisition.pushed(push)
         elif push.fence > 0:
-            _give_back_to_nobody(hub, push.number)
+            _give_back_unclaimed(hub, push.number)
         acquisition = hub.acquisitions.get(push.following) if push.following else None
         if acquisition is not None and push.following not in self._unchecked:
             acquisition.announced(push.server_time, push.next_duration)
@@ -175,7 +175,7 @@ class LinkEvents:
             hub.closing.client_closed()
 
 
-def _give_back_to_nobody(hub: Hub, number: int) -> None:
+def _give_back_unclaimed(hub: Hub, number: int) -> None:
     """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
     queued = hub.queued_tickets.get(number)
     if queued is None:
@@ -290,7 +290,7 @@ class Closing:
             begun.discard(self)
 
     async def drain(self, within: float, *, hold_back: bool = False) -> None:
-        """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most.
+        """End all waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most.
 
         ``hold_back``: tasks that hold nothing get their errors at the end of that time.
         """
@@ -439,7 +439,7 @@ class Hub:
     server_id: bytes | None = None
     """The run_id of the server, once it was asked for; empty when the server does not say."""
     ahead_reported = False
-    """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
+    """True if it was logged that its fences are far ahead of those of the other servers of a Redlock."""
     met_later_layout = False
     """True if a ticket of a later layout was met, and logged."""
 
@@ -452,7 +452,7 @@ class Hub:
         self.loop: asyncio.AbstractEventLoop = running_loop()
         self._thread = get_ident()
         self.forked: bool = False
-        """Whether this is a child of the process that made it."""
+        """True if this is a child of the process that made it."""
         self.hands_on: bool = True
         """True while tasks may hand grants to each other: until it drains, or ends."""
         self.asking: int = 0  # commands that `ask` waits for
@@ -516,7 +516,7 @@ class Hub:
     async def ask(self, send: Send, *, goes_on: bool = False) -> Reply:
         """Run one command and return its reply. ``send`` sends it.
 
-        On cancellation the command is not sent again and its answer is ignored. With ``goes_on`` it goes on in the
+        On cancellation the command is not sent again and its answer is ignored. With ``goes_on`` it continues in the
         background, and ``done`` is called.
         """
         self.check()

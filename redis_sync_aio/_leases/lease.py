@@ -97,9 +97,9 @@ class BaseLease:
     A [`GuardingLease`][redis_sync_aio.types.GuardingLease] has `transaction` in addition, and a
     [`Lease`][redis_sync_aio.Lease] also `detach`.
 
-    Guarantee: until `remaining` is 0 the server has granted the lock to nobody else, however late replies arrive and
-    whatever the clocks of clients say. Three things can break it: another client writes the key, a failover loses the
-    write, or the clock of the server jumps ahead. Let the protected resource check `fence` against these.
+    Guarantee: until `remaining` is 0 the server has granted the lock to no other client, however late replies arrive
+    and whatever the clocks of clients say. Three things can break it: another client writes the key, a failover loses
+    the write, or the clock of the server jumps ahead. Let the protected resource check `fence` against these.
 
     A lease is an ``async with`` over one body, once. The loss of the lease cancels the body, whatever ``on_lost`` its
     primitive has. The end of the body releases the lease.
@@ -271,8 +271,8 @@ class BaseLease:
         After Unreachable and CommandRefused the lease is held until its deadline and not renewed. Call this method to
         try again; `release` of the lock does not know the lease any more.
 
-        On cancellation the release goes on in the background and is never left half done. At the end of a body that
-        failed, the release is awaited for ``exit_timeout`` of the coordinator and then goes on in the background.
+        On cancellation the release continues in the background and is never left half done. At the end of a body that
+        failed, the release is awaited for ``exit_timeout`` of the coordinator and then continues in the background.
         """
         await self._grant.release()
 
@@ -304,7 +304,7 @@ class BaseLease:
         raise TypeError(f"{self!r} cannot be pickled or copied: this process renews it. {self._instead()}")
 
     def _instead(self) -> str:
-        """Return what to do instead of sending the lease to another process."""
+        """Return the remedy for sending the lease to another process."""
         return "Only leases of locks and semaphores can change hands, by detach()"
 
     def __repr__(self) -> str:
@@ -393,7 +393,8 @@ class Lease(GuardingLease):
         """Let go of the lease without releasing it, and return a token with which ``attach`` takes it up elsewhere.
 
         The token is a short text for a message, a job or a database. Nobody renews a detached lease: it ends after
-        ``ttl``, even if this process ends before, unless it is attached. In this process the lease is over, as after a
+        ``ttl``, even if this process ends before, unless it is attached. In this process the lease has ended, as after
+        a
         release: `check` raises NotHeld, and the end of its body releases nothing.
 
         Works for leases of an [`AsyncLock`][redis_sync_aio.AsyncLock.attach] or an

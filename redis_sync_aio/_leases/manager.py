@@ -57,7 +57,7 @@ class InFlightCounter:
     async def drained(self, timeout: float) -> None:
         """Wait until all are answered, or the newest has had ``timeout`` seconds for that.
 
-        A quarter of it passes in any case: an answer may have arrived while the event loop stood still.
+        A quarter of it passes in any case: an answer may have arrived while the event loop was blocked.
         """
         if self._calls:
             if self._drained is None or self._drained.is_set():  # else another task waits for it
@@ -421,7 +421,7 @@ class GrantManager:
             yield
 
     def stalled_since(self, time: float) -> float:
-        """Return how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        """Return how many seconds, at least, the event loop was blocked since ``time`` (local clock)."""
         return self._stalls.since(time) + (max(0.0, now() - self._tick_at) if self._timer else 0.0)
 
     # -- for grants ------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ class GrantManager:
         lease.lose("closed")
 
     def let_go(self, lease: Grant) -> None:
-        """Forget ``lease``, which goes on without this process."""
+        """Forget ``lease``, which lasts without this process."""
         lease.state = LeaseState.RELEASED
         self.hub.forget_lease(lease)
         lease.notify_ended()

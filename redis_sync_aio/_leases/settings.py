@@ -32,14 +32,14 @@ class Exits:
         self.timeout = timeout
         """The time in seconds for which the first of them waits."""
         self._given_up: WeakMethod[Callable[[], bool]] | None = None
-        """Whether the release that was given up on last has no answer."""
+        """True if the release that was given up on last has no answer."""
 
     def timeout_for(self, error: BaseException) -> float:
         """Return for how long ``error`` waits for the answer to a release.
 
         It does not wait while a release that another exit gave up on has no answer. For an error that leaves a task
         group makes that cancel its tasks, and comes out as another error; with each of these the wait would begin
-        again. (In a cluster the server of this release may be another one, which answers: then only nobody waits.)
+        again. (In a cluster the server of this release may be another one, which answers: then no request waits.)
         """
         unanswered = None if self._given_up is None else self._given_up()
         if unanswered is not None and unanswered():

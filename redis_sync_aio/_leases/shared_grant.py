@@ -46,9 +46,9 @@ class ProcessGrant(Grant):
     # Attributes that each grant reads are set on the object: the interpreter finds those of a class far more slowly.
     # (With more than 29 of its own, an object is slow, too: tests/sharing counts those of a cohort.)
     contended: bool
-    """Whether others wait for it at the server."""
+    """True if others wait for it at the server."""
     sound: bool
-    """Whether it may be handed on. False once its cohort has retired it, or a task overstayed its time."""
+    """True if it may be handed on. False once its cohort has retired it, or a task overstayed its time."""
 
     number = 0
     """The number of its contention notices; 0 until a cohort has the grant."""
@@ -62,9 +62,9 @@ class ProcessGrant(Grant):
     lingers: float = 0.0
     """Seconds that the rest lasts."""
     takes_room = True
-    """Whether it takes one of its cohort's places."""
+    """True if it takes one of its cohort's places."""
     turning = False
-    """Whether it is given back at the end of this turn of the loop, unless a task holds it then."""
+    """True if it is given back at the end of this turn of the loop, unless a task holds it then."""
     released_by: TaskGrant | None = None
     """The part that was held last: the outcome of the release is its own."""
     cohort: Holdings
@@ -93,12 +93,12 @@ class ProcessGrant(Grant):
         self.half: int = fence + number // 2
 
     def look(self) -> None:
-        """Renew it now, unless a renewal is in flight: the answer says whether others wait, and brings fences."""
+        """Renew the grant now, unless a renewal is in flight: the answer tells of other waiters, and brings fences."""
         if self.state is HELD and not self.renewing:
             self.manager.renewals.renew(self, self.ttl_ms)
 
     def last(self, ttl_ms: int) -> None:
-        """Renew it with another ttl from now on."""
+        """Renew the grant with another ttl from now on."""
         if ttl_ms != self.ttl_ms:
             self.ttl_ms = ttl_ms
             self.manager.renewals.renew(self, ttl_ms)
@@ -127,7 +127,7 @@ class ProcessGrant(Grant):
         return self.shares
 
     def observed(self) -> Observation | None:
-        """Return what is observed of the first request that has a part of it."""
+        """Return the observation of the first request that has a part of it."""
         return next((share.observation for share in self.shares if share.observation), None)
 
     def drop_forgotten(self) -> bool:
@@ -191,7 +191,7 @@ class TaskGrant(Grant):
     renew_at: float = math.inf
     hold_limit: float = math.inf
     ends: float = math.inf
-    """When it ends, whether its grant is renewed or not (local clock)."""
+    """Deadline of the task grant, whether or not its process grant is renewed (local clock)."""
     weight: int = 1
     commits: int = 0
     """Number of guarded commits that are in flight, or may be."""
@@ -248,7 +248,7 @@ class TaskGrant(Grant):
 
     @property
     def auto_renew(self) -> bool:  # type: ignore[override]
-        """Whether it lasts as long as its process grant, which is renewed."""
+        """True if it lasts as long as its process grant, which is renewed."""
         return self.terms.auto_renew
 
     @property
@@ -258,12 +258,12 @@ class TaskGrant(Grant):
 
     @property
     def handed_over(self) -> bool:  # type: ignore[override]
-        """Whether another task held the process grant before. False for readers, which join it."""
+        """True if another task held the process grant before. False for readers, which join it."""
         return self.fence != self.process_grant.fence
 
     @property
     def queued(self) -> bool:  # type: ignore[override]
-        """Whether the process had to wait for another holder, and this is the first task."""
+        """True if the process had to wait for another holder, and this is the first task."""
         return not self.handed_over and self.process_grant.queued
 
     @property
@@ -277,7 +277,7 @@ class TaskGrant(Grant):
         return self.process_grant.period
 
     def end_in(self, seconds: float) -> None:
-        """Let it end after a number of seconds, before its process grant does."""
+        """End the task grant after a number of seconds, before its process grant ends."""
         if self._timer is not None:
             self._timer.cancel()
         self.ends = now() + seconds
@@ -307,7 +307,7 @@ class TaskGrant(Grant):
         self.manager.part_with(self.process_grant)  # not for other writers
 
     def extended(self, ttl: int) -> None:
-        """Let it last as long as its process grant; without renewals for ``ttl``, or until `max_hold` if later."""
+        """Bind the task grant to its process grant; without renewals for ``ttl``, or until `max_hold` if later."""
         if self.ends < math.inf and self.state is HELD:
             left = self.hold_limit - now() if self.auto_renew else 0.0
             self.end_in(max(ttl / 1000, left))
@@ -335,7 +335,7 @@ class TaskGrant(Grant):
             LeaseLost: it was lost before.
             Unreachable: no answer, after retries; what the process holds then ends with its ttl.
 
-        On cancellation the release goes on in the background: it is never torn in half.
+        On cancellation the release continues in the background: it is never torn in half.
         """
         manager, held = self.manager, self.state is HELD and self.process_grant.sound
         if held and manager.hub.hands_on and manager.thread == get_ident() and manager.loop.is_running():
@@ -375,7 +375,7 @@ class Holdings(ABC):
         self.hub: Hub = hub
         self.loop: asyncio.AbstractEventLoop = hub.loop
         self.listed: bool = False
-        """Whether the parts are indexed by the task that acquired them."""
+        """True if the parts are indexed by the task that acquired them."""
         self.line: deque[Waiting] = deque()
         self.grants: dict[ProcessGrant, None] = {}  # the oldest first
         self.resting: dict[ProcessGrant, None] = {}
@@ -384,13 +384,13 @@ class Holdings(ABC):
         self._writes = request.limit == WRITER_WEIGHT and not request.reads
         self._weight = request.weight
         self._alone = not request.weight or request.limit == WRITER_WEIGHT
-        """Whether a grant excludes others: those of readers exclude writers."""
+        """True if a grant excludes others: those of readers exclude writers."""
         self.thread: int = get_ident()
         """The thread of the event loop."""
         self.limit: int = request.limit
         """The limit in its tickets; 0 for the limit that the server knows."""
         self._counts = self.limit != 0 or not self._weight
-        """Whether the number of possible grants is known, each of which takes one place."""
+        """True if the number of possible grants is known, each of which takes one place."""
         self._room = self._places()
         """Number of further grants and tickets for which there is room."""
 

@@ -20,7 +20,7 @@ from .resource import Resource
 
 
 def statistics_of(hub: Hub) -> tuple[NameView, ...]:
-    """Return what a hub holds and waits for."""
+    """Return the names that a hub holds and waits for."""
     tasks: dict[Any, str] = {
         waiter: task.get_name()
         for task in asyncio.all_tasks(hub.loop)

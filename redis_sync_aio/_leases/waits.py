@@ -49,11 +49,11 @@ class Waits:
     """The waits of this process for one name. It exists while a task waits."""
 
     data: str | None = None
-    """What to say of a lock's key, if this package did not write it and it has no ttl."""
+    """Description of a lock's key that this package did not write and that has no ttl."""
     held_by: str = ""
     """The holders, as the server has just told them, while errors of waiters whose time is up are made."""
     paused: bool = False
-    """Whether the limit was 0 when the server told the holders."""
+    """True if the limit was 0 when the server told the holders."""
     _late: asyncio.TimerHandle | None = None
     _asked = False
     _quiet_until = -math.inf
@@ -187,22 +187,21 @@ def _described(view: NameView) -> str:
 def _holders(view: NameView) -> str:
     """Return the holders of a lock, a semaphore or a read/write lock, in words."""
     tokens = ", ".join(shown(it.token) for it in view.holders)
-    if view.kind == "read_write":
-        writes = any(it.access == "write" for it in view.holders)
-        return f"{tokens} {'writes' if writes else 'read'}" if tokens else "nobody reads or writes at this moment"
     if view.kind == "semaphore":
+        by = f", by {tokens}" if tokens else ""
         if view.limit == 0:
-            return f"its limit is 0 (paused), and {view.held} permits are held, by {tokens or 'nobody'}"
-        are = "is" if view.held == 1 else "are"
-        return f"{view.held} of its {view.limit} permits {are} held, by {tokens or 'nobody'}"
-    if not view.holders:
-        return "nobody holds it at this moment"
+            return f"its limit is 0 (paused), and {view.held} permits are held{by}"
+        return f"{view.held} of its {view.limit} permits {'is' if view.held == 1 else 'are'} held{by}"
+    if not tokens:
+        return "it is free at this moment"
+    if view.kind == "read_write":
+        return f"{tokens} {'writes' if any(it.access == 'write' for it in view.holders) else 'read'}"
     left = view.holders[0].remaining
     return f"{tokens} holds it {'without a ttl' if left is None else f'for {left:.1f} seconds more unless it renews'}"
 
 
 def data_in(view: NameView) -> str | None:
-    """Return what to say of a lock's key if it has no ttl and this package did not write it."""
+    """Describe a lock's key if it has no ttl and this package did not write it."""
     return next((it.meaning for it in view.problems if it.code == "foreign_without_ttl"), None)
 
 
@@ -268,7 +267,7 @@ class Healing:
 
     @property
     def planned(self) -> bool:
-        """Whether there is a next look."""
+        """True if there is a next look."""
         return self._timer is not None
 
     def queued(self, left: float | None, look: int) -> None:

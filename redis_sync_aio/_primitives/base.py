@@ -226,9 +226,9 @@ class Primitive(LeaseContext[L]):
                 subclass.
             Unreachable: Redis did not answer within ``timeout``, or within ``retry_for`` of the coordinator.
             CommandRefused: The server answered with an error (out of memory, no permission, wrong type of key …).
-            WouldDeadlock: A body of this task holds it and excludes everybody else (a lock, the write side). Nothing
+            WouldDeadlock: A body of this task holds it and excludes all others (a lock, the write side). Nothing
                 was sent, unless that body has it by another client, coordinator or engine: then the request is
-                withdrawn once it has to wait. Not raised if that body goes on after a loss (``on_lost="event"``).
+                withdrawn once it has to wait. Not raised if that body keeps running after a loss (``on_lost="event"``).
             CoordinatorClosed, WrongContext: The coordinator was closed, or belongs to another event loop or process.
             TypeError, ValueError: At the call: an argument is bad. Nothing was sent.
 
@@ -278,7 +278,7 @@ class Primitive(LeaseContext[L]):
     def try_acquire(
         self, *, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
     ) -> Acquiring[L | None]:
-        """Return a lease, or None if it is taken or somebody waits for it. One round trip.
+        """Return a lease, or None if the lock is taken or contended. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
@@ -298,7 +298,7 @@ class Primitive(LeaseContext[L]):
             CoordinatorClosed, WrongContext: The coordinator cannot be used.
             TypeError, ValueError: The identity is bad.
 
-        On cancellation the release goes on in the background.
+        On cancellation the release continues in the background.
         """
         if identity is None:
             resource = self._known()
@@ -316,11 +316,11 @@ class Primitive(LeaseContext[L]):
             return
         if not await self._release_token(token):
             holders = await self._holders()
-            found = f" but by {holders}: nothing was changed" if holders else ", nor by anybody else"
+            found = f" but by {holders}: nothing was changed" if holders else ", nor by any other client"
             raise NotHeld(f"{self.name!r} is not held by {text(token)!r}{found}")
 
     async def _release_token(self, token: bytes) -> bool:
-        """Release what ``token`` holds on the server, from any process; return False if it holds nothing."""
+        """Release the lease of ``token`` on the server, from any process; return False if there is none."""
         resource = self._known()
         here = None if resource is None else resource.identities
         sent: list[Call] = []
@@ -485,7 +485,7 @@ class Primitive(LeaseContext[L]):
         self._taken(request, await self._data())
 
     async def _data(self) -> str | None:
-        """Return what to say of the key of a lock if that is no lock, and has no ttl."""
+        """Describe the key of a lock if that is no lock, and has no ttl."""
         return None
 
     def _taken(self, request: Request, data: str | None) -> NoReturn:
@@ -538,7 +538,7 @@ class PermitPrimitive(Primitive[L]):
         """Take the permits away from all holders of this moment, and return how many leases that ended.
 
         The next waiters get them. A holder that is alive notices at its next renewal and loses its lease (reason
-        "expired" or "taken"). Let the protected resource check the fence: until the holder notices, it goes on. Each
+        "expired" or "taken"). Let the protected resource check the fence: until the holder notices, it continues. Each
         permit is released by its token, so a holder that comes meanwhile keeps what it has.
 
         Two round trips, and one more for each 100 holders; at most 10,000 holders.
@@ -582,7 +582,7 @@ async def followed(
     waits: bool,
     label: str = "",
 ) -> G | None:
-    """Await what ``granting`` returns, and tell the observers of ``hub``, if any, what becomes of this request.
+    """Await the result of ``granting``, and tell the observers of ``hub``, if any, the outcome of this request.
 
     ``waits``: whether it waits for other holders. ``label``: of the request.
     """

@@ -139,7 +139,7 @@ class Compensation:
             LeaseLost, NotHeld, StaleWriter: The step was not recorded.
             Unreachable, CommandRefused: The step may have been recorded, so it was added, too.
 
-        On cancellation a recorded step is added, and the recording goes on in the background.
+        On cancellation a recorded step is added, and the recording continues in the background.
         """
         if not self._open:
             raise RuntimeError("push() belongs into the body of `async with Compensation() as undo`")

@@ -1,4 +1,4 @@
-"""LeaderElection: one of many processes leads, the others stand by, and everybody can see which one it is."""
+"""LeaderElection: one of many processes leads, the others stand by, and every process can see which one it is."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class LeaderElection(Face[_Seat]):
         Raises:
             LeaseLost, Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `Lease.release`.
 
-        On cancellation the release goes on in the background.
+        On cancellation the release continues in the background.
         """
         held = self._on._held()
         for grant in held:
@@ -237,7 +237,7 @@ class LeaderElection(Face[_Seat]):
         return bool(held)
 
     async def leader(self) -> Leader | None:
-        """Return the present leader, or None if nobody leads. One round trip.
+        """Return the present leader, or None. One round trip.
 
         Raises:
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.statistics`.
@@ -247,7 +247,7 @@ class LeaderElection(Face[_Seat]):
         return _leader(await self._on._look(1))
 
     def watch(self, *, every: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
-        """Return an async iterator of leaders: the present one first (None: nobody), then each change.
+        """Return an async iterator of leaders: the present one first (None: no leader), then each change.
 
         The iterator asks the server once every ``every`` seconds, and when the lease of the leader should end, with one
         command that only reads. A change is therefore seen within ``every``; of several changes in that time, only the
@@ -268,7 +268,7 @@ class LeaderElection(Face[_Seat]):
 
             election = LeaderElection(redis, "scheduler", label="worker-3")
             async for leader in election.watch():
-                print("nobody leads" if leader is None else f"{leader.label} leads, term {leader.term}")
+                print("no leader" if leader is None else f"{leader.label} leads, term {leader.term}")
                 break
             ```
         """

@@ -33,7 +33,7 @@ class FenceGate:
 
     Limits:
 
-    - A gate is forgotten when nobody passed it for ``keep``. That is harmless unless a holder is paused for longer:
+    - A gate is forgotten when no lease passed it for ``keep``. That is harmless unless a holder is paused for longer:
       fences are times in microseconds, so a later writer brings a greater one.
     - It is for a lock with one holder at a time. For a semaphore with several permits it refuses rightful holders.
     - It needs scripts. Where they are not allowed, `accept` raises CommandRefused.

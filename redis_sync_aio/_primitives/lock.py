@@ -50,7 +50,7 @@ class LockBase(Primitive[L]):
 
         A holder that is alive notices at its next renewal and loses its lease (reason "taken" or "expired"). A process
         that shares the lease among its tasks gets a notice, and stops handing it on within 5 milliseconds. Let the
-        protected resource check the fence: until the holder notices, it goes on. The command is sent once and not
+        protected resource check the fence: until the holder notices, it keeps running. The command is sent once and not
         retried.
 
         Raises:
@@ -62,7 +62,7 @@ class LockBase(Primitive[L]):
         return bool(await self._at_work().ask(lambda commands, call: commands.force(self._keys, call)))
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock. One round trip; errors and cancellation are those of `statistics`."""
+        """Return whether the lock has a holder. One round trip; errors and cancellation are those of `statistics`."""
         return (await self._look(1)).held > 0
 
     async def _data(self) -> str | None:
@@ -95,7 +95,7 @@ class AsyncLock(PlainLock):
     Guarantees:
 
     - By the server's clock there is at most one live lease at a time.
-    - Requests are granted in the order in which the server received them. Nobody barges, not even after a release.
+    - Requests are granted in the order in which the server received them. No request barges, not even after a release.
     - A release wakes the next waiter by a push. Waiters poll only where the server does not allow pushes.
     - A cancelled task or a lost reply leaves nothing behind on the server.
 
@@ -117,7 +117,7 @@ class AsyncLock(PlainLock):
             exclude each other. 1 to 8192 bytes. In a cluster, a name with a ``}`` needs a whole hash tag, as in
             "orders:{42}".
         ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever. A
-            holder that crashes then blocks everybody until `force_release`.
+            holder that crashes then blocks all others until `force_release`.
         auto_renew: Renew leases in the background for as long as they are held.
         max_hold: How long a lease is renewed: seconds or timedelta, 0.01 to ten years. After that the lease is lost.
             None: no limit. With ``ttl=None`` it is the ttl.
@@ -197,7 +197,7 @@ class AsyncLock(PlainLock):
             ```python
             lease = await lock.acquire()
             token = await lease.detach(ttl=60)  # this process lets go of it
-            async with await lock.attach(token):  # another one goes on
+            async with await lock.attach(token):  # another one continues
                 ...
             ```
         """
@@ -315,7 +315,7 @@ def synchronized(
 
 
 def checked_source(client: ClientSource, name: str, ttl: Seconds | None) -> Callable[[], Client | CoordinatorLike]:
-    """Check what can be checked before the first call, and return the function that gives the client of a call."""
+    """Check the arguments before the first call, and return the function that gives the client of a call."""
     if not callable(client) or isinstance(client, type):  # a class: somebody forgot to call it
         given = cast("Client | CoordinatorLike", client)
         AsyncLock(given, name, ttl=ttl)

@@ -53,7 +53,7 @@ def check_apart(clients: Sequence[RedisClient]) -> None:
     if len({id(client) for client in clients}) < len(clients):
         raise ValueError("clients has one of them twice: each server counts once")
     if len(clients) == 1:
-        raise ValueError("clients has one server, and its failure would be everybody's: give three, or use AsyncLock")
+        raise ValueError("clients has one server, and its failure would be that of all: give three, or use AsyncLock")
 
 
 async def check_independent(name: str, hubs: Sequence[Hub], within: float) -> None:
@@ -153,7 +153,7 @@ class RedlockGrant(GroupGrant):
 
     @property
     def outlives(self) -> bool:  # type: ignore[override]
-        """Whether it may be held on other servers when one coordinator is closed; not after a release that failed."""
+        """True if it may be held on other servers when one coordinator is closed; not after a release that failed."""
         return self.lease_group.renewed
 
     def _report_loss(self, tasks: int = 1) -> None:
@@ -175,7 +175,7 @@ class Majority:
         self._answer_within = answer_within
 
     def key(self) -> Hashable:
-        """Return what identifies the lock in this process."""
+        """Return the identity of the lock in this process."""
         return running_loop(), tuple(Same(lock._client) for lock in self.locks), self.locks[0]._keys.all[0]
 
     async def acquire(self, wanted: Wanted, ends: float) -> RedlockGrant | None:
@@ -300,11 +300,11 @@ class Majority:
         return await self.answers_of(lambda lock: lock.locked())
 
     async def answers_of(self, ask: Callable[[PlainLock], Awaitable[T]]) -> list[T | None]:
-        """Return what each server answers; None: it did not answer in time."""
+        """Return the answer of each server; None: it did not answer in time."""
         return await asyncio.gather(*(self.answer(ask(lock)) for lock in self.locks))
 
     async def answer(self, asked: Awaitable[T]) -> T | None:
-        """Return what one server answers; None: nothing in time, or an error."""
+        """Return the answer of one server; None: nothing in time, or an error."""
         found = await in_time(asked, self._answer_within)
         if isinstance(found, (CoordinatorClosed, WrongContext)):
             raise found

@@ -112,7 +112,7 @@ class JobMark:
         undo_in(grant.manager.loop, send)
 
     def parsed(self, found: bytes) -> dict[str, Any] | None:
-        """Return what a mark says, None if it counts as none. Raises WrongKeyType for a text of another program."""
+        """Return the content of a mark, None if it counts as none. Raises WrongKeyType for a foreign text."""
         said = said_by(found)
         if said is None or not isinstance(said.get(FENCE), int):
             raise self.foreign(f"it says {text(found)[:100]!r}")

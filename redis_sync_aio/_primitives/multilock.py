@@ -133,7 +133,7 @@ class GroupGrant(Grant):
 
     @property
     def queued(self) -> bool:  # type: ignore[override]
-        """Whether one of the requests below had to wait for another holder."""
+        """True if one of the requests below had to wait for another holder."""
         return any(member.queued for member in self.members)
 
     @property
@@ -163,13 +163,13 @@ class GroupGrant(Grant):
         return self.lease_group.loss()
 
     async def release(self) -> None:
-        """Give it back. Idempotent. Members on which other shares stand stay held.
+        """Give the group back. Idempotent. Members on which other shares stand stay held.
 
         Raises:
             LeaseLost: it was lost before. Nothing that others hold by now was changed on the server.
             Unreachable: no answer, after retries; what was held then ends with its ttl.
 
-        On cancellation the release goes on in the background and is never left half done.
+        On cancellation the release continues in the background and is never left half done.
         """
         self.deadline = self.lease_group.deadline()
         try:
@@ -189,7 +189,7 @@ class LeaseGroup:
     lost: Grant | None = None
     """The member that was lost first, if any."""
     _ending = False
-    """Whether the members are being released, or that failed. They are not renewed any more, so no share is added."""
+    """True if the members are being released, or that failed. They are not renewed any more, so no share is added."""
 
     def __init__(self, key: Hashable, members: tuple[Grant, ...]) -> None:
         """Group ``members``, and be found by ``key``. `enter` notices a member that is already lost."""
@@ -419,8 +419,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     Guarantees:
 
-    - Each name is the same lock as ``AsyncLock(client, name)``, with the same queue and fences. Nobody barges past the
-      waiters for any of the names.
+    - Each name is the same lock as ``AsyncLock(client, name)``, with the same queue and fences. No request barges past
+      the waiters for any of the names.
     - Callers that name the same locks in different orders cannot deadlock. A request that waits for a lock holds only
       locks before it, in the order of the names as bytes.
     - Every timeout, cancellation and error gives all locks back.
@@ -531,7 +531,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     @explains_words_of_redis_py
     def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[MultiLease | None]:
-        """Return a lease, or None if one of the locks is held or somebody waits for it. One round trip.
+        """Return a lease, or None if one of the locks is taken or contended. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout. Unless the names have one
         hash tag, two callers that try at the same moment may each meet what the other has just taken, and both get
@@ -560,7 +560,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
                 count.
             LeaseLost, Unreachable: As for `Lease.release`.
 
-        On cancellation the release goes on in the background.
+        On cancellation the release continues in the background.
         """
         await to_release(LeaseGroup.shares_of(self._key()), *self.names).release()
 
@@ -578,7 +578,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         return sum(await asyncio.gather(*(lock.force_release() for lock in self._locks)))
 
     async def locked(self) -> bool:
-        """Return whether anybody holds any of the locks. One round trip; otherwise as `statistics`."""
+        """Return whether any of the locks has a holder. One round trip; otherwise as `statistics`."""
         return any(await asyncio.gather(*(lock.locked() for lock in self._locks)))
 
     async def statistics(self) -> tuple[NameView, ...]:
@@ -625,7 +625,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         raise error
 
     async def _acquire_all(self, within: float | None, wanted: Wanted) -> list[Grant]:
-        """Take what is free, wait for the next in order, and so on until all are held.
+        """Take the free locks, wait for the next in order, and so on until all are held.
 
         Invariant that rules out deadlocks: a request that waits for a lock holds only locks that come before it.
         """
@@ -655,7 +655,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     async def _take_free(
         self, locks: Sequence[PlainLock], ends: float | None, wanted: Wanted
     ) -> tuple[list[Grant], int]:
-        """Take those of ``locks`` that are free, up to the first that is not.
+        """Take the free ones of ``locks``, up to the first that is not.
 
         Return the leases, and how many more are free, but were not taken since others behind them are not.
         """

@@ -1,6 +1,6 @@
 """Events, latches and barriers: processes wait for each other, or until one of them sets an event.
 
-Both are gates: they let in nobody, or everybody. On the server a gate consists of permits, and their limit says whether
+Both are gates: they let in all or none. On the server a gate consists of permits, and their limit says whether
 it is open (`permits/count_down.lua`). So it has the queue, the pushes and the clean-up of a semaphore. A waiter is
 granted a permit when the gate opens, and gives it back immediately.
 """
@@ -38,7 +38,7 @@ class Pass(Grant):
 
 
 class Gate(PermitPrimitive[BaseLease]):
-    """A gate lets in nobody, or everybody. A waiter that was let in gives its permit back immediately."""
+    """A gate lets in all or none. A waiter that was let in gives its permit back immediately."""
 
     _weight = 1
     _grant_type = Pass
@@ -51,7 +51,7 @@ class Gate(PermitPrimitive[BaseLease]):
         whole: int,
         engine: Engine,
     ) -> None:
-        """Make it; ``whole``: how many counts, or parties, it takes to open it."""
+        """Make a gate; ``whole``: how many counts, or parties, it takes to open it."""
         by_scripts(engine, kind.title)
         self._kind = kind.name
         self._closed = kind.closed
@@ -82,7 +82,7 @@ class Gate(PermitPrimitive[BaseLease]):
         return max(0, -(limit or -self.whole))
 
     async def count_down(self, by: int, lasts_ms: int, identity: bytes | None = None) -> int:
-        """Count it down ``by`` so much, or close it again (0); return the count that is left."""
+        """Count the gate down ``by`` so much, or close it again (0); return the count that is left."""
         if identity is None:
             token, token_ms = self.token()
             lasts_ms = max(lasts_ms, token_ms)
@@ -104,7 +104,7 @@ class AsyncEvent(Face[Gate]):
 
     Guarantees:
 
-    - One `set` wakes everybody that waits then, in all processes, by one push to each. Every later `wait` returns
+    - One `set` wakes all waiters, in all processes, by one push to each. Every later `wait` returns
       immediately until `clear`.
     - A waiter that was in the queue at the `set` gets through, even if the event is cleared immediately after. If its
       connection was cut at that moment, this holds for a minute.
@@ -112,7 +112,7 @@ class AsyncEvent(Face[Gate]):
     - A waiter that is cancelled, or dies, leaves nothing behind.
 
     The server keeps the event, so it stays set when the process that set it has ended. A server that restarts without
-    its data forgets it, and waiters go on waiting: a process that knows better has to set it again. After a failover,
+    its data forgets it, and waiters keep waiting: a process that knows better has to set it again. After a failover,
     waiters queue again.
 
     Each call costs one round trip, and O(log waiters) on the server. `set` costs that for each waiter.
@@ -174,7 +174,7 @@ class AsyncEvent(Face[Gate]):
             Unreachable: There was no answer. The event may or may not be set; set it again.
             CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
 
-        On cancellation the command goes on in the background.
+        On cancellation the command continues in the background.
         """
         await self._on.count_down(1, self._keep_ms)
 
@@ -185,7 +185,7 @@ class AsyncEvent(Face[Gate]):
             Unreachable: There was no answer. The event may or may not be cleared.
             CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
 
-        On cancellation the command goes on in the background.
+        On cancellation the command continues in the background.
         """
         await self._on.count_down(0, HOUR_MS)
 
@@ -242,7 +242,7 @@ class AsyncCountDownLatch(Face[Gate]):
         done = AsyncCountDownLatch(redis, "import:17", count=4)
         for part in range(4):  # in each of four workers
             await done.count_down(identity=f"part {part}")
-        await done.wait(timeout=3600)  # in the process that goes on
+        await done.wait(timeout=3600)  # in the process that continues
         ```
     """
 
@@ -288,7 +288,7 @@ class AsyncCountDownLatch(Face[Gate]):
             CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
             TypeError, ValueError: An argument is bad. Nothing was sent.
 
-        On cancellation the command goes on in the background.
+        On cancellation the command continues in the background.
         """
         name = None if identity is None else self._on._encode(identity, "identity")
         return await self._on.count_down(permits(n, "n"), self._keep_ms, name)
@@ -360,9 +360,9 @@ class AsyncBarrier(Face[_Parties]):
 
     Guarantees:
 
-    - Nobody passes before all parties have come. The command of the last one lets all pass, by one push to each. Then
+    - No party passes before all parties have come. The command of the last one lets all pass, by one push to each. Then
       the barrier can be used again.
-    - A party that is cancelled, or whose timeout is over, leaves, and the others need one more.
+    - A party that is cancelled, or whose timeout has passed, leaves, and the others need one more.
     - A party that dies while it waits, or is cut off for ``ttl``, breaks the barrier: all that wait, and all that come
       later, get BrokenBarrierError until `reset`.
 
@@ -442,7 +442,7 @@ class AsyncBarrier(Face[_Parties]):
             Unreachable: There was no answer. The barrier may or may not be broken.
             CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
 
-        On cancellation the command goes on in the background.
+        On cancellation the command continues in the background.
         """
         await self._on.end(broken=True)
 
@@ -453,7 +453,7 @@ class AsyncBarrier(Face[_Parties]):
             Unreachable: There was no answer. The barrier may or may not be reset.
             CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
 
-        On cancellation the command goes on in the background.
+        On cancellation the command continues in the background.
         """
         await self._on.end(broken=False)
 

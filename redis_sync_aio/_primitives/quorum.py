@@ -46,7 +46,7 @@ class Vote:
     """A request to one server, in flight or answered."""
 
     used = False
-    """Whether its grant is in use, so that it is not withdrawn."""
+    """True if its grant is in use, so that it is not withdrawn."""
 
     def __init__(self, server: int, resource: Resource, request: Request) -> None:
         self.server = server  # its number, from 0 on
@@ -65,7 +65,7 @@ class Vote:
 
     @property
     def answered(self) -> bool:
-        """Whether the server has granted or refused it."""
+        """True if the server has granted or refused it."""
         return self.future.done() and not self.future.cancelled() and self.future.exception() is None
 
     @property
@@ -143,7 +143,7 @@ class Votes:
 
     @property
     def suffice(self) -> bool:
-        """Whether the granted votes are a majority."""
+        """True if the granted votes are a majority."""
         return len(self.granted) >= self._quorum
 
     def _over(self) -> bool:
@@ -223,7 +223,7 @@ class QuorumGroup(LeaseGroup):
 
     @property
     def renewed(self) -> bool:
-        """Whether it is held beyond the ttl: not while it is released, nor after a release that failed."""
+        """True if it is held beyond the ttl: not while it is released, nor after a release that failed."""
         return not self._ending
 
     def held(self) -> list[Grant]:

@@ -52,7 +52,7 @@ class RedlockLease(BaseLease):
 
 
 class AsyncRedlock(LeaseContext[RedlockLease]):
-    """One lock on n independent servers, which goes on while a minority of them is down, hung, or has lost its data.
+    """One lock on n independent servers, which works while a minority of them is down, hung, or has lost its data.
 
     The algorithm is Redlock (S. Sanfilippo, "Distributed Locks with Redis", redis.io): ask all servers together, each
     with little time for its answer. The lock is acquired if n // 2 + 1 of them grant it and their leases have not ended
@@ -169,7 +169,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     @explains_words_of_redis_py
     def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[RedlockLease | None]:
-        """Return a lease, or None if the lock is taken or somebody waits for it. Two round trips.
+        """Return a lease, or None if the lock is taken or contended. Two round trips.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout; Unreachable and
         CommandRefused are raised after one attempt. Two callers that try at the same moment may both get None.
@@ -198,7 +198,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             Unreachable, CommandRefused: On so many servers that the others are no majority. They release as soon as
                 they answer; otherwise the lease ends with its ttl.
 
-        On cancellation the release goes on in the background.
+        On cancellation the release continues in the background.
         """
         await to_release(LeaseGroup.shares_of(self._majority.key()), self.name).release()
 

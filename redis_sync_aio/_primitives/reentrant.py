@@ -175,7 +175,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
             NotHeld: The owner holds no lease of this lock.
             LeaseLost, Unreachable: As for `Lease.release`.
 
-        On cancellation the release goes on in the background.
+        On cancellation the release continues in the background.
         """
         inside = LeaseGroup.shares_of(self._key(identity))
         if not inside and identity is None and len(left := self._left_behind()) == 1:
@@ -194,7 +194,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
         return await self._on.force_release()
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock, including the current task. As for `AsyncLock.locked`."""
+        """Return whether the lock has a holder, including the current task. As for `AsyncLock.locked`."""
         return await self._on.locked()
 
     def __repr__(self) -> str:

@@ -232,7 +232,7 @@ class AsyncReadWriteLock(Face[ReadSide]):
         await self._write._downgrade(grant_of(lease))
 
     async def locked(self) -> bool:
-        """Return whether anybody reads or writes. One round trip; errors and cancellation are those of `statistics`."""
+        """Return whether it has a reader or a writer. One round trip; otherwise as `statistics`."""
         return bool((await self._on._look(1)).holders)
 
     def __repr__(self) -> str:

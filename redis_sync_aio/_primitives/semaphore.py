@@ -59,17 +59,17 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
       the limit was lowered.
     - Requests are granted in the order of arrival. A heavy request that does not fit yet is not overtaken by a light
       one.
-    - One release wakes everybody who fits then.
+    - One release wakes all waiters that fit then.
     - The permits of a holder that crashed come back when its lease ends.
     - A cancelled task or a lost reply leaves nothing behind.
 
     Each acquisition returns a [`Lease`][redis_sync_aio.Lease] with a fence, renewal and loss, as a lock's.
 
     The server keeps the limit. The first request sets it. While permits are held or waited for, a request with another
-    limit raises LimitMismatch (see ``on_mismatch``). When nobody holds or waits, the limit of the next request is the
-    new one. ``limit=None`` takes the limit of the server. [`resize`][redis_sync_aio.AsyncSemaphore.resize] changes it
-    for all, until the next `resize`. A limit that was not set by `resize` is forgotten one to two hours after the last
-    grant or renewal (later if the ttl is over 48 minutes).
+    limit raises LimitMismatch (see ``on_mismatch``). When it has no holder and no waiter, the limit of the next request
+    is the new one. ``limit=None`` takes the limit of the server. [`resize`][redis_sync_aio.AsyncSemaphore.resize]
+    changes it for all, until the next `resize`. A limit that was not set by `resize` is forgotten one to two hours
+    after the last grant or renewal (later if the ttl is over 48 minutes).
 
     Acquiring and releasing cost one round trip each, and O(log permits + log waiters) on the server.
 
@@ -80,8 +80,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             paused. Requests of any weight wait in their order, and holders keep, renew and release their permits.
         on_mismatch: Whose limit counts while permits are held or waited for under another one, as in a rolling
             deployment that changes the limit. "raise" (default): neither; LimitMismatch. "keep": that of the server,
-            until nobody holds or waits. "set": this one, from now on. A limit that was set by `resize` is kept, and
-            "set" raises then.
+            until it has no holder and no waiter. "set": this one, from now on. A limit that was set by `resize` is
+            kept, and "set" raises then.
         ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years.
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
@@ -191,7 +191,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     def try_acquire(
         self, *, weight: int = 1, ttl: Seconds | None = None, identity: Name | None = None, label: str | None = None
     ) -> Acquiring[Lease | None]:
-        """Return a lease, or None if the permits are not free or somebody waits for some. One round trip.
+        """Return a lease, or None if the permits are taken or contended. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout.
         """
@@ -208,7 +208,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         return await self._attach(token, ttl)
 
     async def resize(self, limit: int) -> None:
-        """Set the limit for everybody, until the next `resize`. One round trip.
+        """Set the limit for all clients, until the next `resize`. One round trip.
 
         A higher limit grants waiting requests immediately. A lower limit takes nothing away: nothing is granted while
         more than that is held. A waiter that is heavier than the new limit gets LimitMismatch.
@@ -227,7 +227,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             TypeError, ValueError: The limit is bad. Nothing was sent.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
 
-        On cancellation the command goes on. The limit may or may not be set; this object uses it as soon as it is.
+        On cancellation the command continues. The limit may or may not be set; this object uses it as soon as it is.
         """
         new = wire_limit(permit_limit(limit, "limit"))
         hub = self._at_work()

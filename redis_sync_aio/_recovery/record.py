@@ -543,7 +543,7 @@ class RobustLease(GuardingLease):
             CommandRefused: The server answered with an error.
             Unreachable: The server did not answer. The progress may or may not be recorded.
 
-        On cancellation the recording goes on in the background.
+        On cancellation the recording continues in the background.
 
         Example:
             ```python
@@ -578,7 +578,7 @@ class RobustLease(GuardingLease):
             TypeError, ValueError: An argument is bad. Nothing was run.
             LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: As for `record`.
 
-        On cancellation the present step is finished (within ``timeout``) and recorded. Then the cancellation goes on.
+        On cancellation the present step is finished (within ``timeout``) and recorded. Then the cancellation continues.
         """
         self._robust.check_writer()
         await compensate(self._robust, steps, positive_seconds(timeout, "timeout"))

@@ -84,9 +84,9 @@ FENCE_RANGE = 128
 WRITER_WEIGHT = 2**31 - 1
 """The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
 OPEN_LIMIT = 2**31 - 2
-"""The limit of an event or a latch that is open: everybody gets in. A limit of -n: closed until n counts are made."""
+"""The limit of an event or a latch that is open: all get in. A limit of -n: closed until n counts are made."""
 PAUSED_LIMIT = -(2**31 - 1)
-"""The limit of a semaphore that is paused: it lets in nobody, like a closed gate, and nothing is too heavy for it."""
+"""The limit of a semaphore that is paused: it lets in none, like a closed gate, and nothing is too heavy for it."""
 SOONER_TRIES = 2
 """Most waiters that are notified of a shorter lease, until one listens; the others look by themselves."""
 MAX_NOTIFIED = 64

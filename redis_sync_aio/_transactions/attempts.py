@@ -68,7 +68,7 @@ class Attempts:
         self._perhaps = False  # an EXEC had no answer, and the body ran again
         self._over = False
         self._left: SyncError | None = None
-        """The error to raise if the loop goes on although its last attempt ended without a verdict."""
+        """The error to raise if the loop continues although its last attempt ended without a verdict."""
         self._entered = True  # the attempt before this one
 
     def __aiter__(self) -> Attempts:

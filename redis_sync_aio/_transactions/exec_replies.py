@@ -191,7 +191,7 @@ class _About(NamedTuple):
 
     effects: bool
     parts: bool
-    """Whether it has subcommands, which have effects of their own."""
+    """True if it has subcommands, which have effects of their own."""
 
 
 async def _about(client: Redis, connection: CheckedOut, *names: str) -> _About | redis.exceptions.ResponseError:

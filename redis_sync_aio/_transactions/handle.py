@@ -59,8 +59,8 @@ class Committed(Generic[T]):
         attempts: How often the body ran, the last time included.
         conflicts: How many attempts were not committed because another client had changed a watched key.
         elapsed: Seconds from the call to the commit.
-        escalated: Whether conflicts made it wait for a turn of its own (``escalate_after``).
-        recovered: Whether the answer to EXEC was lost and the marker told that it was executed (``exactly_once``). It
+        escalated: True if conflicts made it wait for a turn of its own (``escalate_after``).
+        recovered: True if the answer to EXEC was lost and the marker told that it was executed (``exactly_once``). It
             is not known then whether a command failed when it ran.
     """
 
@@ -102,7 +102,7 @@ class WriteTurn(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether it was taken, and lasts."""
+        """True if it was taken, and lasts."""
         ...
 
     async def take(self, timeout: float | None) -> None:
@@ -113,7 +113,7 @@ class WriteTurn(Protocol):
 
 
 class TurnCheck:
-    """A precheck that looks whether somebody has the turn, and then takes our own."""
+    """A precheck that looks whether another client has the turn, and then takes our own."""
 
     keys: tuple[bytes, ...] = ()
 
@@ -122,11 +122,11 @@ class TurnCheck:
         self._take = take
 
     def commands(self) -> Sequence[Encodables]:
-        """Return the commands that tell whether somebody has the turn; none when it is ours."""
+        """Return the commands that tell whether another client has the turn; none when it is ours."""
         return () if self._turn.held else [("EXISTS", *self._turn.keys)]
 
     def verify(self, replies: Sequence[Reply]) -> Wait | None:
-        """Return the taking of our turn if somebody has it."""
+        """Return the taking of our turn if another client has it."""
         return self._take if any(replies) else None
 
 
@@ -165,7 +165,7 @@ class Transaction(AsyncCoreCommands):
     _event_dispatcher: Any = None
 
     _needs_watch = True
-    """Whether the writes may depend on nothing but what was read through the transaction."""
+    """True if the writes may depend on nothing but what was read through the transaction."""
 
     def __init__(self, session: WatchSession) -> None:
         self._session = session
@@ -184,7 +184,7 @@ class Transaction(AsyncCoreCommands):
             TransactionMisuse: It is called after `multi`, or for a key in another hash slot of a cluster.
             TypeError, ValueError: A name is bad.
 
-        On cancellation the transaction is over.
+        On cancellation the transaction has ended.
         """
         self._check_reading("watch()")
         keys = [encode(self._session.client, name, "a key") for name in names]
@@ -231,7 +231,7 @@ class Transaction(AsyncCoreCommands):
         return QueuedReply(name, reads=known_to_read(args))
 
     def get_encoder(self) -> Any:
-        """Return what encodes names and values: the client's own."""
+        """Return the encoder of names and values: the client's own."""
         client: Any = self._session.client
         return client.get_encoder()
 
@@ -344,7 +344,7 @@ class BodyScope:
         self._cancelling = task.cancelling()
 
     def end(self) -> None:
-        """Note that the body is over, in whatever task."""
+        """Note that the body has ended, in whatever task."""
         self._pools.remove(self._pool)
 
     async def failed(self, tx: Transaction, error: BaseException) -> None:
@@ -362,7 +362,7 @@ class BodyScope:
 #
 # A holder that is stopped for longer than its lease does not know, and no check on its own clock can help: it may be
 # stopped right after the check. So the lock's key is watched, its token compared, and the writes follow in MULTI …
-# EXEC: when somebody else was granted the lock in between, EXEC does nothing.
+# EXEC: when another client was granted the lock in between, EXEC does nothing.
 
 
 class CommitGuard(Precheck, Protocol):
@@ -375,14 +375,14 @@ class CommitGuard(Precheck, Protocol):
     response_timeout: float | None
     """Seconds for which an answer may be waited for; None: as the client says."""
     exit_timeout: float
-    """Seconds for which a commit goes on after a cancellation."""
+    """Seconds for which a commit continues after a cancellation."""
 
     def check(self) -> None:
         """Raise LeaseLost or NotHeld when it does not hold by our own clock."""
         ...
 
     def committing(self, number: int, /) -> None:
-        """Note that so many more commits are in flight (negative: fewer)."""
+        """Add ``number`` to the commits in flight (negative: fewer)."""
         ...
 
 

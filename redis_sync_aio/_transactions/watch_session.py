@@ -81,7 +81,7 @@ class WatchSession:
         in_order = keys if precheck is None else (*precheck.keys, *keys)
         self.keys: dict[bytes, None] = dict.fromkeys(in_order)
         self.asked: float = now()
-        """When it began to wait for the server, most recently."""
+        """Time when the latest wait for the server began."""
         self._name = next(iter(self.keys))
         self._slot = slot_of(client)
         self._also_watched: tuple[bytes, ...] = () if marker is None else (marker.key,)

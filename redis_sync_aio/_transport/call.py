@@ -46,11 +46,11 @@ class Call:
     ambiguous = False
     over: bool = False
     relied = False
-    """Whether it was sent again without its script, which another call had brought."""
+    """True if it was sent again without its script, which another call had brought."""
     at_most_once = False
-    """Whether it is not idempotent, and so never sent a second time."""
+    """True if it is not idempotent, and so never sent a second time."""
     undoes = False
-    """Whether it undoes an earlier command. Later commands must not overtake it, so its script is sent in full."""
+    """True if it undoes an earlier command. Later commands must not overtake it, so its script is sent in full."""
     context: Any = None
     """Context for the reader of the reply."""
 
@@ -66,7 +66,7 @@ class Call:
         self.done = done
 
     def of(self, keys: Keys, script: Script, arguments: Words = ()) -> Self:
-        """Make it a call of ``script`` on ``keys``; return it."""
+        """Turn the object into a call of ``script`` on ``keys``; return it."""
         self.keys, self.script, self.arguments = keys, script, arguments
         return self
 
@@ -203,7 +203,7 @@ def unanswered(
 
 
 def _asked(keys: Keys, script: str) -> str:
-    """Return what was asked for, as in "the release of"."""
+    """Return the purpose of the call, as in "the release of"."""
     if script == keys.kind.acquire:
         return "the wait for" if keys.kind.closed else "the acquire of"
     return _ASKED.get(script.rpartition("/")[2], "a command for")
@@ -215,7 +215,7 @@ _ASKED = {
     "release": "the release of",
     "renew": "the renewal of",
 }
-"""What was asked for, by the name of the script."""
+"""Purpose of the call, by the name of the script."""
 
 
 def message_of(error: BaseException) -> str:

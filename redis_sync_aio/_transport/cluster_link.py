@@ -199,7 +199,7 @@ class ClusterLink:
 
     @property
     def alone(self) -> bool:
-        """Whether no earlier connection to any shard can still have unread commands of ours."""
+        """True if no earlier connection to any shard can still have unread commands of ours."""
         return all(link.alone for link in self._links.values())
 
     @property

@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def closed_by_client(self) -> bool:
-        """Whether redis-py has closed it, because the caller closed the client or its pool."""
+        """True if redis-py has closed it, because the caller closed the client or its pool."""
         return self._adopted.closed_by_client
 
     def send(self, call: Call, with_source: bool = False) -> None:
@@ -300,7 +300,7 @@ class Handshake:
     def __init__(self, endpoint: Endpoint, response_timeout: float) -> None:
         self.endpoint = endpoint
         self.alone = bool(endpoint.inbox)
-        """Whether no earlier connection can still have unread commands of ours."""
+        """True if no earlier connection can still have unread commands of ours."""
         self.response_timeout = response_timeout
         self.inbox = endpoint.inbox
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
@@ -488,7 +488,7 @@ class Connector:
 
     @property
     def active(self) -> bool:
-        """Whether an attempt to connect, or the pause before the next one, is in progress."""
+        """True if an attempt to connect, or the pause before the next one, is in progress."""
         return self._task is not None
 
     def start(self) -> None:

@@ -70,7 +70,7 @@ class CallQueue:
         self.unsent: deque[Call] = deque()
         """Calls that wait for a connection."""
         self.sending = False
-        """Whether new calls have to go behind unsent ones, which are being sent, or follow when `hold` ends."""
+        """True if new calls have to go behind unsent ones, which are being sent, or follow when `hold` ends."""
         self._held: asyncio.Future[Reply] | None = None
 
     def __bool__(self) -> bool:
@@ -87,7 +87,7 @@ class CallQueue:
         self._held.add_done_callback(lambda _: self.send_unsent(connection))  # an error is an answer, too
 
     def send_unsent(self, connection: Connection) -> None:
-        """Send what waits for ``connection``, in several turns of the loop if that is much, while it is in use."""
+        """Send the calls that wait for ``connection``, in several turns of the loop, while it is in use."""
         if self._held is not None and not self._held.done():
             return
         self.sending = False
@@ -243,7 +243,7 @@ class LinkOptions(NamedTuple):
 
 
 class LinkOwner(Protocol):
-    """Receives what a link reports. All methods are called from the event loop; none of them raises."""
+    """Receives the reports of a link. All methods are called from the event loop; none of them raises."""
 
     def link_pushed(self, payload: bytes) -> None:
         """Take a message that was published to the inbox."""
@@ -339,7 +339,7 @@ class Link:
 
     @property
     def alone(self) -> bool:
-        """Whether no earlier connection can still have unread commands of ours."""
+        """True if no earlier connection can still have unread commands of ours."""
         return self._handshake.alone
 
     # -- hooks for the link to a shard of a cluster ----------------------------------------------------
@@ -512,7 +512,7 @@ class Link:
             self.connect()
 
     def _put_back(self, connection: Connection) -> None:
-        """Let what was not answered be sent again."""
+        """Queue unanswered calls to be sent again."""
         self._queue.put_back(connection.unanswered())
 
     def drop(self, why: str) -> None:

@@ -62,12 +62,12 @@ class Plan:
     seed: Annotated[int, typer.Option(help="Chooses the worker to kill and who sells what first.")] = 1
     kill: Annotated[bool, typer.Option(help="Kill a worker that holds a lock.")] = True
     break_lock: Annotated[bool, typer.Option("--break-lock", help="Sell without the lock, to see the check "
-                                             "catch it (nobody is killed then).")] = False
+                                             "catch it (no worker is killed then).")] = False
     # fmt: on
 
     def __post_init__(self) -> None:
         if self.victim and self.processes < 2:
-            raise typer.BadParameter("killing the only worker leaves nobody to sell: add --no-kill")
+            raise typer.BadParameter("killing the only worker leaves none to sell: add --no-kill")
 
     @property
     def stock(self) -> dict[int, int]:
@@ -416,7 +416,7 @@ async def sell(url: str, plan: Plan, console: Console) -> tuple[Run, Audit]:
 
 EXITS = {
     0: "every item was sold exactly once, in the order of the fences",
-    1: "the books are wrong",
+    1: "the totals do not add up",
     2: "the demo could not be carried out, or wrong usage",
     130: "ended by Ctrl-C",
 }
@@ -432,8 +432,8 @@ def demo(
 ) -> None:
     """Sell a stock from several processes, kill one that holds a lock, and check the books.
 
-    Every sale reads the stock from Redis, takes its time, and writes it back: only the lock of the product
-    keeps others out.
+    Each sale reads the stock, pauses for --work ms, and writes it back; only the lock of the product prevents a
+    race.
     """
     check_url(url)
     console = Console(highlight=False, quiet=json)

@@ -94,7 +94,7 @@ class Child:
         await self.ended
 
     async def end_descendants(self, grace: float) -> None:
-        """End what is left of its group when it has ended, if a signal was to end both.
+        """End the rest of its group when it has ended, if a signal was to end both.
 
         A shell lets its background programs ignore SIGINT and SIGQUIT, so those would go on without the lock. A signal
         of the terminal did not come to this process, but shows in the exit code.
@@ -118,7 +118,7 @@ class Child:
         return True
 
     def _preparation(self) -> Callable[[], None]:
-        """Return what runs in the child before the program; everything it needs is loaded here."""
+        """Return the function that runs in the child before the program; everything it needs is loaded here."""
         parent, gets_terminal = os.getpid(), self._gets_terminal
         prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -142,7 +142,7 @@ class Child:
                 loop.call_soon_threadsafe(self._stop_too)
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(self._set_ended, code if code >= 0 else 128 - code)
 
     def _set_ended(self, code: int) -> None:
@@ -214,11 +214,11 @@ class Plan:
         help="Seconds to wait at most. Without it, and without -n: as long as it takes.")] = None
     conflict_exit_code: Annotated[int, typer.Option("--conflict-exit-code", "-E", min=0, max=255, metavar="CODE",
         help="Exit code if the lock was not granted.")] = 1
-    read_side: Annotated[bool, typer.Option("--shared", "-s", help="Take the read side of a read/write lock.")] = False
+    read_side: Annotated[bool, typer.Option("--shared", "-s", help="Use the read side of a read/write lock.")] = False
     write_side: Annotated[bool, typer.Option("--exclusive", "-x",
-        help="Take its write side. A lock without -s or -x is another lock.")] = False
+        help="Use its write side. A lock without -s or -x is another lock.")] = False
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N",
-        help="Take a semaphore with so many permits.")] = None
+        help="Use a semaphore with N permits instead of a lock.")] = None
     weight: Annotated[int, typer.Option("--weight", min=1, metavar="W", help="Permits of the semaphore to take.")] = 1
     ttl: Annotated[float, typer.Option("--ttl", min=0.1, metavar="S",
         help="Seconds that the lock lasts if this machine dies; it is renewed.")] = 30.0

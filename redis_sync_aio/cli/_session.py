@@ -1,4 +1,4 @@
-"""What all commands share: options, output, failures with their exit codes, and the session in which they run."""
+"""Parts that all commands share: options, output, failures with their exit codes, and the session in which they run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Failure(Exception):
 
 
 def explained(error: BaseException, address: Address) -> Failure:
-    """Return what to tell the user about an error of a server, of the network or of this package."""
+    """Explain an error of a server, of the network or of this package to the user."""
     if isinstance(error, Failure):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -186,7 +186,7 @@ def end_output(stream: TextIO) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print on stderr, if anything reads it: a command goes on, and has its own exit code, in any case."""
+    """Print on stderr, if anything reads it: a command continues, and has its own exit code, in any case."""
     try:
         print(_without_secrets(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -199,7 +199,7 @@ def complain(message: str) -> None:
 
 
 def print_traceback(error: BaseException) -> None:
-    """Print what --debug promises."""
+    """Print the traceback that --debug promises."""
     print_error("".join(traceback.format_exception(error)).rstrip("\n"))
 
 
@@ -260,7 +260,7 @@ class Shared:
         rich_help_panel=CONNECTION, help="ACL user. From REDIS_USERNAME; one in the address wins.")] = None
     password: Annotated[str | None, typer.Option(envvar="REDIS_PASSWORD", show_envvar=False, metavar="PASSWORD",
         rich_help_panel=CONNECTION, help="Its password. Better in REDIS_PASSWORD: `ps` shows options to "
-        "everybody.")] = None
+        "all users.")] = None
     sentinel_username: Annotated[str | None, typer.Option(envvar="REDIS_SENTINEL_USERNAME", show_envvar=False,
         metavar="USER", rich_help_panel=CONNECTION, help="ACL user of the sentinels. From "
         "REDIS_SENTINEL_USERNAME.")] = None
@@ -356,7 +356,7 @@ def command_of(body: Callable[..., Any], **client: Any) -> Callable[..., None]:
 
 
 def _execute(shared: Shared, prepare: Callable[[], Callable[[Session], Awaitable[int]]], client: Any) -> NoReturn:
-    """Run what ``prepare`` returns in an event loop with a connected client, and exit with the code that it returns.
+    """Run the coroutine of ``prepare`` in an event loop with a connected client, and exit with its exit code.
 
     Errors of servers, networks and addresses become one line on stderr; so does a Failure of ``prepare``, which is
     called before that, for wrong usage.

@@ -122,7 +122,7 @@ class Meter:
     """
 
     def __init__(self, measure: Measure, inherited: bool = True) -> None:
-        """Make it; ``inherited``: whether a forked child begins with the values of its parent, not with zeros."""
+        """Make the recorder; ``inherited``: whether a forked child begins with the values of its parent."""
         self._measure = measure
         self._inherited = inherited
         self._patterns: set[str] = set()
@@ -165,14 +165,14 @@ class Meter:
                 self._measure(RECONNECTS, 1, server_attributes(event.server))
 
     def close(self) -> None:
-        """Take what still waits or is held out of the counts, since their ends will not be seen."""
+        """Take the requests and leases that have not ended out of the counts, since their ends will not be seen."""
         if self._inherited or self._pid == os.getpid():
             for request in list(self._open):
                 self._leave(request)
         self._open.clear()
 
     def attributes(self, event: Event) -> Attributes:
-        """Return what every series of a lock says: its kind, its pattern and its server."""
+        """Return the attributes of every series of a lock: its kind, its pattern and its server."""
         pattern = event.pattern
         if pattern not in self._patterns:
             if len(self._patterns) < MAX_PATTERNS:

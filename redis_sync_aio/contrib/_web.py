@@ -36,7 +36,7 @@ FULL = 429
 """The status for a resource whose queue is full."""
 UNAVAILABLE = 503
 GONE = 499
-"""The status that logs show for a client that has disconnected; nobody gets it."""
+"""The status that logs show for a client that has disconnected; no client gets it."""
 BUSY_TEXT = "other requests are at work on this: try again later"
 FULL_TEXT = "too many requests wait for this: try again later"
 UNAVAILABLE_TEXT = "the service is not available: try again"
@@ -207,7 +207,7 @@ class Holding:
         ttl: How long the lease lasts unless it is renewed.
         max_waiting: How many requests may wait.
         status: The status of the answer for a busy name.
-        leave_when_gone: Whether a request leaves the queue when its client disconnects.
+        leave_when_gone: True if a request leaves the queue when its client disconnects.
     """
 
     def __init__(

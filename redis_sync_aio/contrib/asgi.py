@@ -32,7 +32,7 @@ from ._web import Source, SyncState
 __all__ = ["Limit", "SyncState", "lifespan_of"]
 
 Scope: TypeAlias = MutableMapping[str, object]
-"""What ASGI says of a connection, such as its path and its headers."""
+"""Properties of a connection by ASGI, such as its path and its headers."""
 Message: TypeAlias = MutableMapping[str, object]
 """An event of ASGI, such as a part of the body."""
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -191,7 +191,7 @@ class _Request:
         self._receive = receive
         self._kept: deque[Message] = deque()
         self.ended = False
-        """Whether the application knows that the client has disconnected."""
+        """True if the application knows that the client has disconnected."""
 
     async def gone(self) -> None:
         """Return when the client has disconnected. If it sends too much before that, do not return."""
@@ -223,10 +223,10 @@ class _Answer:
     _busy: int
     _retry_after: str
     _begun = _open = _complete = False
-    """Whether anything was sent; a websocket is open; nothing more may be sent."""
+    """True if anything was sent; a websocket is open; nothing more may be sent."""
 
     async def send(self, message: Message) -> None:
-        """Send what the application sends."""
+        """Send a message of the application."""
         kind = message["type"]
         self._begun = True
         self._open = kind in ("websocket.accept", "websocket.send")

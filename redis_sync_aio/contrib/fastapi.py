@@ -136,7 +136,7 @@ class _LeaseDependency:
     async def __call__(
         self, *, connection_: HTTPConnection, sync_: Coordinator, **values: object
     ) -> AsyncIterator[Lease]:
-        """Hold it: FastAPI calls this for each request."""
+        """Hold the name: FastAPI calls this for each request."""
         watched = connection_ if self.holding.leave_when_gone and isinstance(connection_, Request) else None
         if watched is not None:
             await _read(watched)
@@ -324,7 +324,7 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
     build = app.build_middleware_stack
 
     def build_all() -> ASGIApp:
-        """Build it when the application starts, which is when all others are mounted."""
+        """Build the application when it starts, which is when all others are mounted."""
         for one in _applications(app):
             if one is not app:
                 answer_in(one)

@@ -46,7 +46,7 @@ NAME = "redis_sync_aio"
 
 
 def _instruments(provider: MeterProvider | None) -> _series.Measure:
-    """Return what records a value in the instrument of its series."""
+    """Return the function that records a value in the instrument of its series."""
     meter = metrics.get_meter(NAME, __version__, provider)
     record: dict[Series, Callable[[float, Attributes], None]] = {}
     for series in _series.ALL:
@@ -155,7 +155,7 @@ class OpenTelemetryObserver:
         tracer_provider: Where spans go. None: the global provider.
         acquire_spans: Which requests get a span ``acquire PATTERN``. "waited" (default): those that had to wait.
             "always": all. "never": none.
-        hold_spans: Whether each lease gets a span ``hold PATTERN``.
+        hold_spans: True if each lease gets a span ``hold PATTERN``.
 
     Raises:
         ValueError: ``acquire_spans`` is none of these.
@@ -181,7 +181,7 @@ class OpenTelemetryObserver:
             self._spans.see(event, self._meter.attributes(event))
 
     def close(self) -> None:
-        """Take what still waits or is held out of the counts, and end its spans. Idempotent."""
+        """Take the requests and leases that have not ended out of the counts, and end their spans. Idempotent."""
         self._meter.close()
         self._spans.close()
 

@@ -74,7 +74,7 @@ class PrometheusObserver:
             self._registry.unregister(self._metrics.pop())
 
     def _recorder(self) -> _series.Measure:
-        """Return what records a value in the metric of its series."""
+        """Return the function that records a value in the metric of its series."""
         record = {series: self._make(series) for series in _series.ALL}
         return lambda series, value, attributes: record[series](value, attributes)
 

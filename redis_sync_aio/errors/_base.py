@@ -51,13 +51,13 @@ def time_allowed(seconds: float | None) -> str:
 
 
 def held_here(it: str, use: str = "") -> str:
-    """Say that this process holds ``it``, and what to do if the task waits for itself."""
-    itself = f"If the holder is the very task that asks, it waits for itself{f': {use}' if use else ''}"
+    """Return a sentence: this process holds ``it``, and a task that waits for itself has a remedy."""
+    itself = f"If the holder is the task that asks, it waits for itself{f': {use}' if use else ''}"
     return f"this process holds {it}. {itself}; else {_LONGER}"
 
 
 def held_elsewhere(it: str, held_by: str = "") -> str:
-    """Say that others hold ``it``, and who if that is known."""
+    """Return a sentence: others hold ``it``, with their names if they are known."""
     if held_by:
         return f"{'' if it in ('it', 'them') else f'{it} is '}held by {held_by}; {_LONGER}"
     return f"others hold {it} or wait for {'them' if it == 'them' else 'it'}; {_LONGER}"

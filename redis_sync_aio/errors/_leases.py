@@ -32,7 +32,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         name: The name of the lock.
         remaining: Seconds until the lease of the present holder ends if it is not renewed, as far as this process or
             the last answer of the server can tell. None: not known, or forever. A hint for ``Retry-After``.
-        answered: Whether Redis had answered. False: it is not known whether the lock was free.
+        answered: True if Redis had answered. False: it is not known whether the lock was free.
         held_by: The holders as people know them: ``web-3:812 'nightly import'``, with the label if there is one. The
             server is asked for them at the end of a ``timeout``. Empty: not known, or this process.
     """
@@ -60,7 +60,7 @@ class AcquireTimeout(SyncError, TimeoutError):
         lock, if that is no lock.
         """
         failed = f"{name!r} did not have {weight} of its permits free" if weight else f"{name!r} is taken"
-        advice = ", and this call does not wait: give it time to wait, or try again later"
+        advice = ", and timeout=0 means do not wait: pass a timeout, or try again later"
         why = advice if data is None else f": {data}"
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
 
@@ -147,7 +147,7 @@ class LimitMismatch(SyncError, ValueError):
             said += "use limit=None"
         else:
             said = f"its limit is {now}, not {expected}: use the same limit everywhere, limit=None, on_mismatch, or "
-            said += "resize(); when nobody holds a permit or waits for one, another limit is accepted"
+            said += "resize(); once no permit is held or awaited, another limit is accepted"
         super().__init__(f"{name!r}: {said}")
         self.name = name
         self.expected = expected
@@ -197,7 +197,7 @@ class NotHeld(SyncError):
 
 
 class StaleFence(SyncError):
-    """A resource refused a fence that is older than one it has seen: that lease is over. Nothing was changed.
+    """A resource refused a fence that is older than one it has seen: that lease has ended. Nothing was changed.
 
     Your process was stopped, and another holder came in the meantime.
 
@@ -246,10 +246,9 @@ _TIME_IS_UP = (
     "its time was up: it was not to be renewed (auto_renew=False), max_hold was reached, or Redis refused to renew it "
     "(then the log says why: renewal_refused). Do not write any more; acquire it again, or give it more time"
 )
-_STOOD_STILL = (
-    "its deadline passed while this process, or its event loop, stood still for at least {:.1f} seconds, so it was not "
-    "renewed. Do not write any more; move blocking work to a thread, hold fewer leases in one process, or give it a "
-    "longer ttl"
+_STALLED = (
+    "its deadline passed while this process was suspended, or its event loop blocked, for at least {:.1f} seconds. Do "
+    "not write any more; move blocking work to a thread, hold fewer leases in one process, or give it a longer ttl"
 )
 
 
@@ -265,15 +264,15 @@ def _explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = F
         what, remedy = "Redis could not be reached before the deadline to renew it", "check the server and the network"
         if reason != "unreachable":
             remedy = "move blocking work to a thread"
-            still = f"this process, or its event loop, stood still for at least {stalled:.1f} seconds, and"
-            what = f"its deadline passed: {still if stalled else 'this process'} had not renewed it"
+            blocked = f"this process was suspended, or its event loop blocked, for at least {stalled:.1f} seconds, and"
+            what = f"its deadline passed: {blocked if stalled else 'this process'} had not renewed it"
             if reason == "expired":
                 what += ", or Redis refused to renew it (then the log says why: renewal_refused)"
         return _CLAIM.format(what, claim, remedy)
     if reason == "expired" and time_is_up:
         return _TIME_IS_UP
     if reason == "late" and stalled:
-        return _STOOD_STILL.format(stalled)
+        return _STALLED.format(stalled)
     return _EXPLAINED[reason]
 
 
@@ -294,8 +293,8 @@ class LeaseLost(SyncError):
       the server lost it. The message says which of the two happened; it cannot say who did it.
     - ``"taken"``: Another token is under the key. Another client holds the lock now.
     - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
-    - ``"late"``: The deadline passed because this process did not renew in time: it, or its event loop, stood still or
-      had too much to do. The server was not asked. Another client may hold the lock.
+    - ``"late"``: The deadline passed because this process did not renew in time: it was suspended, its event loop was
+      blocked, or had too much to do. The server was not asked. Another client may hold the lock.
     - ``"closed"``: This process closed the coordinator or its client.
     - ``"released"``: Another task of this process released the lease while the body ran.
 
@@ -304,9 +303,9 @@ class LeaseLost(SyncError):
         reason: How the lease ended: one of the words above.
         fence: The fence of the lease. None: not known.
         held_for: Seconds from the acquisition until the loss was noticed. None: not known.
-        stalled: Seconds for which this process, or its event loop, stood still since the latest renewal, at least. 0.0:
-            no standstill was noticed.
-        time_is_up: Whether the time of the lease had ended by the clock of this process.
+        stalled: Seconds for which this process, or its event loop, was suspended or blocked since the latest renewal,
+            at least. 0.0: no stall was noticed.
+        time_is_up: True if the time of the lease had ended by the clock of this process.
         claim: Seconds for which the lease had been handed over, if it was not renewed since. 0: it had its whole ttl.
         given_back: The names of the other locks of a multi-lock, which were given back with it. Else empty.
         servers: Of a Redlock: on how many servers it was still held, of how many, and how many are needed. Else None.
@@ -409,8 +408,8 @@ class RunInterrupted(SyncError):
 
     def __init__(self, *, name: str, mark: str) -> None:
         super().__init__(
-            f"a run for {name!r} began and did not come to its end, so its effects are unknown: find out what it did. "
-            f"To let it run again, delete {mark!r}"
+            f"an earlier run for {name!r} started but never finished; it may have had side effects: find out what it "
+            f"did. To let it run again, delete {mark!r}"
         )
         self.name = name
         self.mark = mark
@@ -468,7 +467,7 @@ class UndoFailed(SyncError, ExceptionGroup[Exception]):
     @staticmethod
     def too_long(step: str, *, seconds: float, ended: bool) -> TimeoutError:
         """Return the error for a step that took longer than ``seconds``; ``ended``: its cancellation ended it."""
-        then = " and was cancelled" if ended else ", and goes on although cancelled"
+        then = " and was cancelled" if ended else ", and keeps running although cancelled"
         return TimeoutError(f"the undo step {step} took longer than {seconds:g} seconds{then}")
 
     def derive(self, excs: Sequence[Exception]) -> UndoFailed:  # type: ignore[override]
@@ -509,12 +508,12 @@ class WaitTimeout(SyncError, TimeoutError):
     broken by that.
 
     **Do:** wait longer, or find out
-    [which process is missing](https://redis-sync-aio.github.io/redis-sync-aio/operations/#nobody-gets-past-an-event-a-latch-or-a-barrier).
+    [which process is missing](https://redis-sync-aio.github.io/redis-sync-aio/operations/#waiters-of-an-event-a-latch-or-a-barrier).
     It is also a `TimeoutError`.
 
     Attributes:
         name: The name of the event, latch or barrier.
-        answered: Whether Redis had answered. False: it is not known whether it was open.
+        answered: True if Redis had answered. False: it is not known whether it was open.
     """
 
     def __init__(self, *, name: str, within: float | None, closed: str, answered: bool = True) -> None:
@@ -526,7 +525,7 @@ class WaitTimeout(SyncError, TimeoutError):
             closed: The reason why it is not open.
             answered: The attribute.
         """
-        why = f"{closed}; wait longer, or find out which process is missing" if answered else no_answer(name)
+        why = f"{closed}; allow more time, or find out which process is missing" if answered else no_answer(name)
         super().__init__(f"{name!r} did not open{time_allowed(within)}: {why}")
         self.name = name
         self.answered = answered

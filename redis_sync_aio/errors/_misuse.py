@@ -17,7 +17,7 @@ class Misuse(Enum):
     CONTROL = "{} is not for the body: use tx.watch() and tx.multi(); EXEC follows the body"
     UNWATCH = "unwatch() is not for the body: raise an error to give up, or return after multi()"
     CHANGES_SESSION = "{} would change a connection that others use, too: send it through the client"
-    BLOCKS = "{} waits, and nobody could wake it here: wait before the transaction begins"
+    BLOCKS = "{} cannot block inside a transaction: call it before the transaction starts"
 
     # -- reading and writing
     NOTHING_READ = (
@@ -49,14 +49,14 @@ class Misuse(Enum):
     ENDED = "{} after the end: a transaction lives as long as the body it was given to"
     WITHOUT_MULTI = (
         "the body ended without multi(): call tx.multi() before the writes, and also when there is nothing to "
-        "write (then it is confirmed that all that was read was true at one moment)"
+        "write (EXEC then confirms that all reads were true at one moment)"
     )
     ENTERED_TWICE = (
         "a second `async with`: a transaction lives as long as the body it was given to; call lease.transaction() again"
     )
     NESTED = (
         "a transaction inside the body of another one, on the same client: it would wait for a connection that the "
-        "outer one has, and make it conflict. Do all in one, or begin it after the other is over"
+        "outer one has, and make it conflict. Do all in one, or begin it after the other has ended"
     )
     NOT_ENTERED = (
         "an attempt at {} was not entered: nothing was written. In the loop, enter the attempt: "

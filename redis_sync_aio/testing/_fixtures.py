@@ -1,8 +1,8 @@
 """The fixtures of the pytest plugin: plain functions, which need no event loop to be set up and torn down.
 
 A client and a coordinator are made without a loop, and bind to the one that first uses them. They are closed at the end
-of that loop, or after the test if the loop goes on, or runs in another thread. So it does not matter which plugin runs
-the tests, with which scope of the loop, or whether the test calls `asyncio.run` itself.
+of that loop, or after the test if the loop keeps running, or runs in another thread. So it does not matter which plugin
+runs the tests, with which scope of the loop, or whether the test calls `asyncio.run` itself.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class Watched:
         self._watchers[loop] = watcher
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note what is left in a loop, once."""
+        """Note the leftovers in a loop, once."""
         if (watcher := self._watchers.pop(loop, None)) is not None:
             own = [coordinator._binding.started for coordinator in self.own]
             self.left += left_in_hubs(self.client, *own, where=lambda hub: hub.loop is loop)
@@ -308,7 +308,7 @@ class Watched:
         await self.client.connection_pool.disconnect()
 
     def finish(self) -> None:
-        """Close what is left in loops that go on."""
+        """Close the leftovers in loops that keep running."""
         loops = {*self._ends, *(hub.loop for hub in hubs_of(self.client))}
         for loop in loops:
             end = self._ends.pop(loop, None)
@@ -347,6 +347,6 @@ def _empty(admin: blocking.Redis, url: str, private: bool, flush: bool) -> None:
 
 
 def _clear(admin: blocking.Redis) -> None:
-    """Delete what the test has left: the database was empty before."""
+    """Delete the keys that the test has left: the database was empty before."""
     for keys in iter(lambda: list(admin.scan_iter(count=1000)), []):
         admin.unlink(*keys)

@@ -68,7 +68,7 @@ def open_(hub: Hub) -> bool:
 
 
 def left_in_hubs(client: Client, *own: Hub | None, where: Callable[[Hub], bool] = lambda _: True) -> list[str]:
-    """Return what is left of locks in this process, a sentence each; coordinators that are ``own`` may be open.
+    """Return the leftovers of locks in this process, a sentence each; coordinators that are ``own`` may be open.
 
     ``where``: which hubs to look at.
     """

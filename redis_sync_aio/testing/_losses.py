@@ -38,8 +38,8 @@ async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
     - "taken": Another token is put under the key of the lock, for a minute. Then the lease is renewed.
     - "unreachable": The server lets the lease end in 0.1 seconds, and no command about it gets there meanwhile.
     - "late": The server does the same, and this event loop is blocked for up to 0.2 seconds, with all its tasks.
-    - "closed": The coordinator gives the lease up as it does when it closes, and goes on. To lose all its leases, close
-      it.
+    - "closed": The coordinator gives the lease up as it does when it closes, and keeps running. To lose all its leases,
+      close it.
     - "released": Another task releases the lease while its body runs.
 
     A lease that is not renewed cannot be late, and one without an end (``ttl=None``) asks the server nothing: these are
@@ -290,7 +290,7 @@ class _Cut:
         return keys.all[0] not in self.names.values() and bool(self._answering(keys, stalled))
 
     def heal(self, token: bytes) -> None:
-        """Send what was kept about ``token``, unless its time is up."""
+        """Send the messages that were kept about ``token``, unless its time is up."""
         del self.names[token]
         kept, self.kept = self.kept, []
         for call in kept:

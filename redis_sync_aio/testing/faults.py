@@ -65,7 +65,7 @@ class Passage:
     onward: Callable[[Passage], Awaitable[None]]
 
     async def forward(self) -> None:
-        """Pass it on."""
+        """Pass the message on."""
         await self.onward(self)
 
     async def cut(self) -> None:
@@ -80,27 +80,27 @@ class Passage:
         await self.cut()
 
     async def cut_behind(self) -> None:
-        """Pass it on, and close both sides."""
+        """Pass the message on, and close both sides."""
         await self.forward()
         await self.cut()
 
     async def drop(self) -> None:
-        """Lose it, and nothing else."""
+        """Lose the message, and nothing else."""
         self.rule.fired.set()
 
     async def swallow(self) -> None:
-        """Keep it, and what follows in its direction, as long as the connection lives."""
+        """Keep the message, and all behind it in its direction, as long as the connection lives."""
         self.rule.fired.set()
         await asyncio.Event().wait()
 
     async def hold(self) -> None:
-        """Keep it, and what follows, until ``rule.release`` is set."""
+        """Keep the message, and all behind it, until ``rule.release`` is set."""
         self.rule.fired.set()
         await self.rule.release.wait()
         await self.forward()
 
     async def delay(self, seconds: float) -> None:
-        """Keep it, and what follows, for so many seconds."""
+        """Keep the message, and all behind it, for so many seconds."""
         self.rule.fired.set()
         await asyncio.sleep(seconds)
         await self.forward()
@@ -120,7 +120,7 @@ class Passage:
         self.link.answer(self, Frame(b"-%b\r\n" % text, "-", [text]))
 
     async def report(self) -> None:
-        """Forward it, and set ``rule.fired``."""
+        """Forward the message, and set ``rule.fired``."""
         await self.forward()
         self.rule.fired.set()
 
@@ -247,7 +247,7 @@ class Rule:
 
 
 Match: TypeAlias = Predicate | str | bytes
-"""What a rule is for: the name of a command, a part of a push, or a predicate on the arguments."""
+"""Matcher of a rule: the name of a command, a part of a push, or a predicate on the arguments."""
 Upstream: TypeAlias = EmbeddedServer | tuple[str, int] | str
 """A server: itself, host and port, a URL (its credentials are those of the client's), or the path of a unix socket."""
 
@@ -495,7 +495,7 @@ class FaultProxy:
 
     @property
     def black_hole(self) -> bool:
-        """Whether nothing passes, and no connection closes. Set to False, what was held flows on."""
+        """True if nothing passes, and no connection closes. Set to False, what was held flows on."""
         return not self._flow.is_set()
 
     @black_hole.setter

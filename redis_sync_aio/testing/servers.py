@@ -170,7 +170,7 @@ class PrimaryClient(Redis):
     """A client of the present primary, with connections to the sentinels of its own."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        """Close it, and what it asks the sentinels with."""
+        """Close the topology, and the clients that ask the sentinels."""
         await super().aclose(close_connection_pool)
         pool: Any = self.connection_pool
         for one in pool.sentinel_manager.sentinels:
@@ -243,7 +243,7 @@ class SentinelTopology(Topology):
         await wait_until(lambda: has_what(self.primary, self.replica), SOON, timeout=PATIENCE)
 
     async def cut_replication(self) -> None:
-        """Pause the replica and drop its connection: the primary goes on, and what it writes now is not replicated.
+        """Pause the replica and drop its connection: the primary keeps running, and its writes are not replicated.
 
         Kill the primary and `resume` the replica, and all that was written meanwhile is lost.
         """

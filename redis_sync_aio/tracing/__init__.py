@@ -82,7 +82,7 @@ class Trace:
 async def tracing(
     coordinator: CoordinatorLike | None = None, *, limit: int = 20_000, process: str | None = None
 ) -> AsyncIterator[Trace]:
-    """Trace what happens to locks inside the block.
+    """Trace the locks that are used inside the block.
 
     Args:
         coordinator: The coordinator whose locks are traced. None: all coordinators of this process, including implicit

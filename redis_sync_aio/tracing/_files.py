@@ -78,7 +78,7 @@ def _micros(timeline: Timeline, time: float) -> float:
 
 
 def read(paths: Iterable[Path]) -> Timeline:
-    """Return what the JSON files of several processes say, as one timeline.
+    """Return the JSON files of several processes as one timeline.
 
     Processes of one machine have one clock; the clocks of others are compared by the time of day.
     Raises ValueError when a file is not one that a trace saved.

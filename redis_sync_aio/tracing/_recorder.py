@@ -45,7 +45,7 @@ class Recorder:
         self._stopped = self._stopped or now()
 
     def timeline(self) -> Timeline:
-        """Return what is known so far."""
+        """Return the events so far."""
         with self._lock:
             turns = [*self._ended, *self._open.values()][-self._limit :]
             dropped = self._dropped + len(self._ended) + len(self._open) - len(turns)

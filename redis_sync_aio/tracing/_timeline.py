@@ -25,9 +25,9 @@ class Turn:
     note: str = ""
     """The reason of its loss, or the error that ended the wait."""
     contended: bool = True
-    """Whether it had to wait for another holder; a round trip to a free lock is no wait."""
+    """True if it had to wait for another holder; a round trip to a free lock is no wait."""
     handed_over: bool = False
-    """Whether it came from another task of the same process, without a command."""
+    """True if it came from another task of the same process, without a command."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,11 @@ class Timeline:
         return list(first | {mark.process: None for mark in self.marks})
 
     def held_until(self, turn: Turn) -> float:
-        """Return the end of the hold of ``turn``, or that of the run if it still goes on."""
+        """Return the end of the hold of ``turn``, or that of the run if it has not ended."""
         return self.ended if turn.ended is None else turn.ended
 
     def waited_until(self, turn: Turn) -> float:
-        """Return the end of the wait of ``turn``, or that of the run if it still goes on."""
+        """Return the end of the wait of ``turn``, or that of the run if it has not ended."""
         return self.held_until(turn) if turn.granted is None else turn.granted
 
 

@@ -50,7 +50,7 @@ def test_what_release_says_of_holders_and_waiters() -> None:
     assert [held_by(view(it)) for it in (1, 2)] == ["h:0 holds", "h:0 +1 hold"]
     said = [announced(one, one.holders)[-1] for one in (view(1, waiting=it) for it in (0, 1, 2))]
     assert said == [
-        "- Nobody waits for it, so it will be free.",
+        "- No request waits for it, so it will be free.",
         "- The next waiter gets it immediately: h:0.",
         "- The next waiter gets it immediately: h:0. 2 wait in all.",
     ]

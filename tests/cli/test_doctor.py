@@ -122,9 +122,9 @@ def test_what_facts_mean(info: dict[str, Any], settings: dict[str, str], check: 
 @pytest.mark.parametrize(
     ("count", "least", "lag", "level", "meaning", "fix"),
     [
-        (1, 0, 1, "warn", "A primary that is cut off goes on granting", "add a second replica, then CONFIG SET"),
-        (2, 0, 1, "warn", "A primary that is cut off goes on granting", "CONFIG SET min-replicas-to-write 1 and"),
-        (2, 1, 0, "warn", "A primary that is cut off goes on granting", "CONFIG SET min-replicas-to-write 1 and"),
+        (1, 0, 1, "warn", "A primary that is cut off keeps granting", "add a second replica, then CONFIG SET"),
+        (2, 0, 1, "warn", "A primary that is cut off keeps granting", "CONFIG SET min-replicas-to-write 1 and"),
+        (2, 1, 0, "warn", "A primary that is cut off keeps granting", "CONFIG SET min-replicas-to-write 1 and"),
         (2, 1, 600, "warn", "For so long an old primary grants", "CONFIG SET min-replicas-max-lag 1"),
         (1, 1, 1, "ok", "While the only one is down or restarts, the server refuses all writes", "add a replica"),
         (2, 2, 1, "ok", "While any of them is down or restarts, the server refuses all writes", "add a replica"),

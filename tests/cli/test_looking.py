@@ -226,7 +226,7 @@ async def test_a_kind_that_nobody_holds_is_named(server: EmbeddedServer, redis: 
     async with sync.lock("x") as lease:
         for kind, words in (("semaphore", "a semaphore"), ("read_write", "a read/write lock")):
             done = await ran("release", "x", "--kind", kind, "--yes", *url)
-            assert (done.returncode, done.stdout) == (1, f"nobody holds 'x' as {words}\n")
+            assert (done.returncode, done.stdout) == (1, f"'x' has no holder as {words}\n")
         assert await redis.get("x") == lease.token.encode()
 
 
@@ -275,7 +275,7 @@ async def test_release_asks_first(
     assert "--yes" in piped.stderr
     with terminal("release", "x", "--url", server.url) as it:
         await asyncio.to_thread(it.shows, r"Release it\?")
-        assert "Nobody waits for it, so it will be free" in it.screen
+        assert "No request waits for it, so it will be free" in it.screen
         for line in keys.splitlines(keepends=True):
             it.types(line)
             if line == "maybe\n":

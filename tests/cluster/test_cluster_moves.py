@@ -285,7 +285,7 @@ async def test_p12_address_remap_raises(nodes: Nodes, caplog: pytest.LogCaptureF
         await lease.extend(10)
         await lease.release()
         assert not await other.lock(name).locked()
-    assert "does not learn where the slots are: KeyError('no such host')" in caplog.text
+    assert "cannot find out which shard has which slots: KeyError('no such host')" in caplog.text
     assert "Fatal error" not in caplog.text
     assert "never retrieved" not in caplog.text
 

@@ -154,7 +154,7 @@ async def test_a_step_that_does_not_let_itself_be_cancelled_is_left_behind(work:
     assert work.begun.is_set()
     assert work.done == [1]
     assert undo.errors is not None
-    assert "goes on" in str(undo.errors.exceptions[0])
+    assert "keeps running" in str(undo.errors.exceptions[0])
     work.go_on.set()
     while "late" not in work.done:
         await asyncio.sleep(0)

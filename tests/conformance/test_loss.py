@@ -354,7 +354,7 @@ async def test_a_loop_blocked_beyond_the_ttl(kind: Kind, sync: Coordinator, redi
     lease, error = await lost_in(kind.make(sync, NAME, ttl=TTL), body)
     assert not finished
     assert error.reason == "late"
-    assert re.search(r"stood still for at least \d\.\d seconds", str(error))
+    assert re.search(r"blocked, for at least \d\.\d seconds", str(error))
     assert TTL < error.stalled < (error.held_for or 0) < 5
     await assert_lost(kind, lease, "late", redis)
 

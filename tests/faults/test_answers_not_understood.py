@@ -87,7 +87,7 @@ async def test_an_answer_that_says_nothing_ends_the_request(
         assert rule.acted
         assert "'one'" in str(raised.value)
         assert isinstance(raised.value.__cause__, (TypeError, ValueError))
-        assert "cannot make use of an answer about" in caplog.text
+        assert "cannot decode a reply about" in caplog.text
         if operation is identifies:  # what an identity holds may be in use elsewhere, so it is left
             assert await w.direct.delete("one") == 1
 

@@ -72,7 +72,7 @@ async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
         proxy.black_hole = False
         with pytest.raises(asyncio.CancelledError if how == "cancelled" else KeyError) as raised:
             await task
-        assert "has no answer yet and goes on" in raised.value.__notes__[0]
+        assert "has no answer yet and keeps running" in raised.value.__notes__[0]
         async with asyncio.timeout(20), AsyncLock(sync, "it"):
             pass
         await sync.aclose()

@@ -406,7 +406,7 @@ async def test_a_server_out_of_reach(share: bool) -> None:
 
 
 HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
-ITSELF = "If the holder is the very task that asks, it waits for itself"
+ITSELF = "If the holder is the task that asks, it waits for itself"
 
 
 async def message(asked: Any, timeout: float = 0.2, **options: Any) -> str:
@@ -481,7 +481,7 @@ async def test_an_identity_that_has_the_other_side(sync: Coordinator, has: str, 
 
 async def test_advice_for_a_call_that_does_not_wait_fits_every_primitive(sync: Coordinator) -> None:
     """Elections and idempotent functions have no `try_acquire`."""
-    advice = "is taken, and this call does not wait: give it time to wait, or try again later"
+    advice = "is taken, and timeout=0 means do not wait: pass a timeout, or try again later"
 
     async def run() -> None: ...
 

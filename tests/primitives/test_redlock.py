@@ -884,7 +884,7 @@ async def test_bad_input(redis: Redis, make_client: Any) -> None:
     for clients, error, message in (
         (redis, TypeError, "one for each server"),
         ([], ValueError, "clients is empty"),
-        ([redis], ValueError, "one server, and its failure would be everybody's: give three, or use AsyncLock"),
+        ([redis], ValueError, "one server, and its failure would be that of all: give three, or use AsyncLock"),
         ([redis, redis], ValueError, "one of them twice"),
         ([redis, "redis://"], TypeError, "takes a client, not an address"),
         (3, TypeError, "one for each server"),

@@ -149,7 +149,7 @@ def assert_late(error: LeaseLost, told: Told) -> None:
     assert error.reason == "late", error
     assert error.time_is_up
     assert 0.5 < error.stalled < 60
-    assert "stood still for at least" in str(error)
+    assert "blocked, for at least" in str(error)
     assert "Do not write any more" in str(error)
     for unknown in ("gone", "released elsewhere", "key deleted", "network"):
         assert unknown not in str(error)

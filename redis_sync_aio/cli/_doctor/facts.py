@@ -39,7 +39,7 @@ class KeyRights:
 
 
 def key_rights(patterns: Sequence[str], prefix: str) -> KeyRights:
-    """Return what a user may lock that may use keys like ``patterns``. ``prefix``: that of its coordinators.
+    """Return the names that a user may lock who may use keys like ``patterns``. ``prefix``: that of its coordinators.
 
     Which names locks have is not known, so each pattern stands for one name that it matches.
     """
@@ -329,7 +329,7 @@ def servers(session: Session) -> dict[str, Ask]:
 
 
 async def facts_of(where: str, ask: Ask) -> Facts:
-    """Return what a server says about itself."""
+    """Return the facts that a server reports about itself."""
     info = await ask("INFO")
     info = {} if isinstance(info, Refused) else info
     latency, ahead = await _clock(ask)
@@ -427,7 +427,7 @@ UNKNOWN = "0" * 40
 
 
 async def rights_of(session: Session, ask: Ask) -> Rights:
-    """Return what the user may do."""
+    """Return the rights of the user."""
     called = await ask("EVALSHA", UNKNOWN, 0)
     may_call = any(it in str(called).lower() for it in ("noscript", "no matching script"))
     scripts = called if isinstance(called, Refused) and not may_call else ""
@@ -495,7 +495,7 @@ SILENT = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSErro
 
 
 async def sentinel_facts(session: Session) -> list[SentinelFacts]:
-    """Return what each sentinel of the address, and each that these announce, says about the service."""
+    """Return the facts about the service that each sentinel of the address, and each that these announce, reports."""
     found: list[SentinelFacts] = []
     for (host, port), client in zip(session.address.hosts, session.sentinels, strict=False):
         found.append(await _about_service(f"{host}:{port}", asking(client), session.address.service))
@@ -524,7 +524,7 @@ async def _about_service(where: str, ask: Ask, service: str, announced: bool = F
 
 
 async def replica_facts(session: Session, sentinels: Sequence[SentinelFacts]) -> dict[str, Facts | None]:
-    """Return what each replica says about itself, by its address; None: it does not answer."""
+    """Return the facts that each replica reports about itself, by its address; None: it does not answer."""
     found: dict[str, Facts | None] = {}
     async for where, ask in _replicas(session, sentinels):
         try:

@@ -79,7 +79,7 @@ def always(_facts: object) -> bool:
 
 
 def unreadable(what: str) -> str:
-    """Return what is found if this user, or this service, does not show something."""
+    """Return the finding for a user, or a service, that does not show something."""
     return f"{what} is not readable for this user, or not offered by this service"
 
 
@@ -207,7 +207,7 @@ SERVER: tuple[Row[Facts], ...] = (
         lambda f: f"bring the replicas back; until then CONFIG SET min-replicas-to-write {f.good_replicas}"),
     Row("replicas", "warn", lambda f: f.has_writes and f.count("connected_slaves") and not f.needed_replicas,
         lambda f: f"{_replicas(f.count('connected_slaves'))}, and {_writing(f)}",
-        "A primary that is cut off goes on granting locks that the new primary grants, too.",
+        "A primary that is cut off keeps granting locks that the new primary grants, too.",
         lambda f: _TWO_PRIMARIES if f.count("connected_slaves") > 1 else
         f"add a second replica, then {_TWO_PRIMARIES}. With a single one, its restart would stop all locks"),
     Row("replicas", "warn",
@@ -259,7 +259,7 @@ SERVER: tuple[Row[Facts], ...] = (
 
 
 def of_server(facts: Facts, where: str = "") -> Iterator[Finding]:
-    """Yield what the facts about one server mean for locks."""
+    """Yield the findings that follow from the facts about one server."""
     return judge(SERVER, facts, where)
 
 
@@ -324,7 +324,7 @@ RIGHTS: tuple[Row[Rights], ...] = (
         lambda r: _allow(r, f"+subscribe +publish &{r.prefix}{INBOX_PREFIX.decode()}*")),
     Row("push", "warn", lambda r: r.listeners > 1, lambda r: counted(
         r.listeners - 1, "other client receives", "other clients receive") + " the messages of every channel",
-        "The server cannot tell that a waiter is dead, and so grants it locks that nobody uses.",
+        "The server cannot tell that a waiter is dead, and so grants it locks that it never uses.",
         "end PSUBSCRIBE * of monitors and debuggers (CLIENT LIST, psub=)"),
     Row("push", "ok", always, "messages are pushed to waiters"),
 )
@@ -380,11 +380,11 @@ class Service:
 # fmt: off
 SENTINEL: tuple[Row[SentinelFacts], ...] = (
     Row("sentinel", "warn", lambda s: not s.service and not s.announced, "it does not answer",
-        "One sentinel less can agree on a failover, and clients wait for it when they connect.",
+        "One sentinel fewer can agree on a failover, and clients wait for it when they connect.",
         "start it, or drop it"),
     Row("sentinel", "warn", lambda s: not s.service,
         "the others announce it at this address, where it does not answer",
-        "One sentinel less can agree on a failover, and clients wait for it when they connect.",
+        "One sentinel fewer can agree on a failover, and clients wait for it when they connect.",
         "start it, or set sentinel announce-ip and announce-port; if it is gone: SENTINEL RESET on the others"),
 )
 SERVICE: tuple[Row[Service], ...] = (
@@ -477,7 +477,7 @@ LATER: tuple[Row[Pair], ...] = (
         lambda p: f"it is {p.replica.version}, the primary {p.primary.version}",
         "The older one may not be able to follow the other.", "run the same version everywhere"),
     Row("min-replicas", "warn", lambda p: p.primary.needed_replicas and p.replica.needed_replicas == 0,
-        lambda p: f"{p.off} is 0 here", "It goes on granting locks when it is cut off, next to a newer primary.",
+        lambda p: f"{p.off} is 0 here", "It keeps granting locks when it is cut off, next to a newer primary.",
         lambda p: f"CONFIG SET {p.off} {p.primary.setting(p.off)} there, too"),
 )
 # fmt: on

@@ -27,20 +27,20 @@ from .looking import Name
 NOTHING = 1
 RELEASE_EXITS = {
     0: "it was released",
-    1: "nothing was changed: nobody holds it so, or the answer was no",
-    2: "nothing was changed: nobody can be asked (add --yes), several hold it (choose one), or wrong usage",
+    1: "nothing was changed: no matching holder, or you declined",
+    2: "nothing was changed: no terminal to prompt on (pass --yes), several hold it (choose one), or wrong usage",
 }
 FORGET_EXITS = {
     0: "it was forgotten",
-    NOTHING: "nothing was changed: nothing is known of it, or the answer was no",
-    USAGE: "nothing was changed: nobody can be asked (add --yes), or wrong usage",
+    NOTHING: "nothing was changed: nothing is known of it, or you declined",
+    USAGE: "nothing was changed: no terminal to prompt on (pass --yes), or wrong usage",
 }
 MOST = 10_000
 """Holders of one name that are looked through."""
 
 
 class Choices(StrEnum):
-    """The kinds of names that somebody may hold."""
+    """The kinds of names that have holders."""
 
     LOCK = "lock"
     SEMAPHORE = "semaphore"
@@ -75,7 +75,7 @@ class Choice:
 
     @property
     def named(self) -> bool:
-        """Whether any holder is named, or all are meant."""
+        """True if any holder is named, or all are meant."""
         return self.token is not None or self.host is not None or self.force
 
 
@@ -88,10 +88,10 @@ async def release(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> int:
-    """Release what is held under a name, and hand it to the next waiter.
+    """Release the lease of a name, and hand it to the next waiter.
 
-    Says what will happen and asks first. The lease is compared and ended in one step on the server: if somebody else
-    holds it by then, nothing is changed (except with --force). Fences go on rising.
+    Says what will happen and asks first. The lease is compared and ended in one step on the server: if another client
+    holds it by then, nothing is changed (except with --force). Fences keep rising.
     """
     found = await inspect(session.client, escape(name), shown=MOST, prefix=session.prefix)
     asked = [it for it in found if kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
@@ -100,7 +100,7 @@ async def release(
         for refused in (one for it in asked for one in it.problems if one.code == "unreadable"):
             raise Failure(f"{render.plain(name)!r} is not readable: {render.plain(refused.meaning)}", DENIED)
         as_what = "" if kind is None else f" as a {'read/write lock' if kind == 'read_write' else kind}"
-        return report(session, name, "released", [], f"nobody holds {render.plain(name)!r}{as_what}")
+        return report(session, name, "released", [], f"{render.plain(name)!r} has no holder{as_what}")
     if len(views) > 1:
         kinds = ", ".join(it.kind for it in views)
         raise Failure(f"several have the name {render.plain(name)!r}: choose one of them by --kind ({kinds})", USAGE)
@@ -117,7 +117,7 @@ async def release(
         await ask(session, "\n".join(announced(view, meant)))
     ended = await end(session, view, meant, choice.force)
     if not ended:
-        return report(session, name, "released", [], "nothing was changed: it is not held so any more")
+        return report(session, name, "released", [], "nothing was changed: that lease has ended meanwhile")
     count = f" {len(ended)} of {len(meant)} leases" if len(meant) > 1 else ""
     said = f"released{count}: {', '.join(map(render.lease, ended))}"
     return report(session, name, "released", [it.token for it in ended], said)
@@ -129,9 +129,9 @@ def held_by(view: NameView) -> str:
 
 
 async def ask(session: Session, what: str, question: str = "Release it?") -> None:
-    """Say what will happen, and end the command unless the answer to ``question`` is yes."""
+    """Describe the action, and end the command unless the answer to ``question`` is yes."""
     if session.output.as_json or not sys.stdin.isatty():
-        raise Failure("nobody can be asked here: add --yes if you are sure", USAGE)
+        raise Failure("no terminal to prompt on: pass --yes to confirm", USAGE)
     typer.echo(what, err=True)
     try:
         answer = await answered(f"{question} [y/N]: ")
@@ -165,7 +165,7 @@ async def answered(question: str) -> bool:
 
 
 def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
-    """Return what will happen, in sentences."""
+    """Return the effects of the release, in sentences."""
     lines = [f"{render.plain(view.name)} ({view.kind}) at {view.server}"]
     for it in meant:
         since = f" after {render.seconds(it.held_for)}" if it.held_for is not None else ""
@@ -174,8 +174,8 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
         lines.append("- Another program wrote that value. It is deleted, and that program does not notice.")
     if any(not it.foreign and it.connected is not False for it in meant):
         lines.append(
-            "- A process that still runs finds out when it next renews, and its work is cancelled. Until then two may "
-            "be at work; the next holder has a higher fence."
+            "- A process that still runs finds out when it next renews, and its work is cancelled. Until then both may "
+            "be working; the next holder has a higher fence."
         )
     living = [it for it in view.waiters if it.alive is not False]
     when = "immediately" if view.limit == 1 else "as soon as enough is free"
@@ -187,7 +187,7 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
     elif render.unreadable(view):
         lines.append(f"- The next waiter, if there is one, gets it {when}.")
     else:
-        lines.append("- Nobody waits for it, so it will be free.")
+        lines.append("- No request waits for it, so it will be free.")
     return lines
 
 
@@ -216,7 +216,7 @@ def _primitive(sync: Coordinator, kind: Kind, name: str) -> AsyncLock | AsyncSem
 
 
 def report(session: Session, name: str, what: str, ended: object, said: str) -> int:
-    """Print what was done, and in JSON what was ended; return the exit code."""
+    """Print the result, and in JSON the leases that were ended; return the exit code."""
     session.output.show(
         {"name": name, what: ended, "message": said},
         lambda console: console.print(said, markup=False, soft_wrap=True),
@@ -230,7 +230,7 @@ async def forget(
     slot: Annotated[str, typer.Option(metavar="S", help="The slot, if it is not part of NAME.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> int:
-    """Forget what became of a job or a request, so that its next call runs.
+    """Forget the run of a job or a request, so that its next call runs.
 
     NAME is a name of `once` or `once_per`, or a key of `idempotent`; ls --all lists them. Says what will happen and
     asks first. A run that is in progress is not ended, and is remembered when it ends.

@@ -41,10 +41,10 @@ WATCH_EXITS = {0: "whatever reads the output has closed it"}
 async def ls(
     session: Session,
     pattern: Pattern = "*",
-    idle: Annotated[bool, typer.Option("--all", "-a", help="Also names that nobody holds or waits for now.")] = False,
+    idle: Annotated[bool, typer.Option("--all", "-a", help="Also names without holders and waiters.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="List N names at most.")] = 1000,
 ) -> int:
-    """List what is held or waited for: locks, semaphores, read/write locks, events, latches and barriers.
+    """List the names that are held or waited for: locks, semaphores, read/write locks, events, latches and barriers.
 
     In a pipe: tab-separated name, kind, holder, seconds held, seconds left, waiters, longest wait, problems. Only
     reads are sent to the server.
@@ -94,7 +94,7 @@ class Change:
     """For how long it was held or waited for, as far as is known; of a new grant: how long it waited."""
 
     def line(self) -> str:
-        """Return it as text."""
+        """Return the change as text."""
         time = "" if self.seconds is None else f" after {render.seconds(self.seconds)}"
         fence = f", fence {self.fence}" if self.fence and self.what == "granted" else ""
         return f"{render.plain(self.name)}  {self.what}  {self.party}{time}{fence}"
@@ -158,7 +158,7 @@ class Rates:
     _seen: list[tuple[float, Counter[What], Counter[Key]]] = field(default_factory=list)
 
     def add(self, time: float, found: Sequence[Change]) -> None:
-        """Take what one look found, at ``time`` (local clock)."""
+        """Take the result of one look, at ``time`` (local clock)."""
         grants = Counter((one.kind, one.name) for one in found if one.what == "granted")
         self._seen.append((time, Counter(one.what for one in found), grants))
         while len(self._seen) > 2 and self._seen[1][0] < time - self.span:
@@ -225,7 +225,7 @@ async def watch(
 
 
 def tell(session: Session, change: Change) -> None:
-    """Print one change, with the time of day."""
+    """Print a change, with the time of day."""
     at = datetime.now().astimezone()
     if session.output.as_json:
         session.output.json({"time": at.isoformat(timespec="milliseconds"), **asdict(change)})

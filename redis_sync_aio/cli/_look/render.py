@@ -78,13 +78,13 @@ def remaining(view: NameView) -> str:
 
 
 def mark(it: MarkView) -> str:
-    """Return what became of a job, and for how long that is remembered."""
+    """Describe the outcome of a job, and for how long that is remembered."""
     state = "remembered (its state is not readable)" if it.state is None else MARKS[it.state]
     return f"{state}, {'forever' if it.remaining is None else f'for {seconds(it.remaining)} more'}"
 
 
 def no_end(view: NameView) -> str:
-    """Return what to say of a lease of which no end is known."""
+    """Describe a lease without a known end."""
     return "no ttl is known" if unreadable(view) else "no ttl"
 
 
@@ -119,7 +119,7 @@ def print_names(console: Console, views: Sequence[NameView], more: bool) -> None
 
 
 def line(view: NameView) -> str:
-    """Return what a pipe gets for a name."""
+    """Return the line of a name in a pipe."""
     left = next((it.remaining for it in view.holders), view.mark.remaining if view.mark is not None else None)
     numbers = [held_for(view), left, longest_wait(view)]
     held, left_text, longest = ("" if it is None else f"{it:.3f}" for it in numbers)
@@ -162,7 +162,7 @@ def table(
 
 
 def holder_of(view: NameView) -> str:
-    """Return what stands in the column of holders."""
+    """Return the text of the column of holders."""
     holder = holders(view)
     if view.limit == 0:
         return f"{view.held}/0 paused" + (f" {holder}" if view.holders else "")
@@ -215,7 +215,7 @@ def _problems(view: NameView) -> Iterator[Text]:
 
 
 def state(view: NameView) -> str:
-    """Return what is held of it, or whether it lets in those that wait."""
+    """Describe its holders, or whether it lets in its waiters."""
     if unreadable(view) and not (view.held or view.available):
         return "not readable for this user"
     if not view.held and any(it.code == "wrong_type" for it in view.problems):

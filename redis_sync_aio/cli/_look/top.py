@@ -75,7 +75,7 @@ class TopScreen:
     # -- keys ------------------------------------------------------------------------------------------
 
     def press(self, keys: str) -> None:
-        """Obey what was typed."""
+        """Obey the keys that were typed."""
         for key in _KEYS.findall(keys):
             if len(key) == 1:
                 (self._type if self._typing else self._obey)(key)
@@ -118,7 +118,7 @@ class TopScreen:
         return sorted(found, key=self._sorts[self._sort])
 
     def draw(self, width: int, height: int) -> Group:
-        """Return what fits into a terminal of that size."""
+        """Return the lines that fit into a terminal of that size."""
         if self._open is not None:
             body: list[Text | Table] = self._opened(height)
         elif self._looked is not None and not self._views:
@@ -164,7 +164,7 @@ class TopScreen:
         assert self._open is not None
         view = self._views.get(self._open)
         if view is None:
-            return [Text(f"{render.plain(self._open[1])}: nobody holds it or waits for it now")]
+            return [Text(f"{render.plain(self._open[1])}: no holders and no waiters now")]
         found: list[Text | Table] = [*render.lines(view)]
         return found[: max(1, height - HEAD)]
 
@@ -216,7 +216,7 @@ async def top(
 async def sample(
     session: Session, screen: TopScreen, pattern: str, limit: int, interval: float, then: Callable[[], object]
 ) -> None:
-    """Look again and again; errors after the first look are shown, and it goes on."""
+    """Look again and again; errors after the first look are shown, and looking continues."""
     loop, first = asyncio.get_running_loop(), True
     while True:
         try:
