@@ -108,9 +108,13 @@ def test_files_are_put_in_as_the_site_reads_it() -> None:
         for line in page.read_text("utf-8").splitlines()
         if "8<" in line or "8 <" in line
     ]
-    put_in = re.compile(r' *--8<-- "([^"]+)"')
-    assert lines
-    assert [it for it in lines if not (found := put_in.fullmatch(it[1])) or not (ROOT / found[1]).is_file()] == []
+    put_in = re.compile(r' *--8<-- "([^":]+)(?::(\w+))?"')
+    marks = re.compile(r"<!-- --8<-- \[(?:start|end):\w+\] -->")
+    found = [(page, line, put_in.fullmatch(line)) for page, line in lines if not marks.fullmatch(line)]
+    assert found
+    assert [(page, line) for page, line, it in found if not it or not (ROOT / it[1]).is_file()] == []
+    parts = [(ROOT / it[1], it[2]) for _, _, it in found if it and it[2]]
+    assert [it for it in parts if f"[start:{it[1]}]" not in it[0].read_text("utf-8")] == []
 
 
 def test_a_block_that_fails_is_noticed(server: EmbeddedServer, tmp_path: Path) -> None:
