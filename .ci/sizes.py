@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1] / "redis_sync_aio"
 LIMITS = {
     "names at the root": 40,
     "names in all public modules": 150,
-    # with EVAL where only EVALSHA is refused, advice after ends at HELLO, queues that two layouts share, and a limit to
-    # the dead that a script drops
-    "lines of code": 21_938,
+    # with EVAL where only EVALSHA is refused, advice after ends at HELLO, reconnects that are spread by the number of
+    # clients, queues that two layouts share, and a limit to the dead that a script drops
+    "lines of code": 21_966,
     "files": 137,
-    "lines of Lua": 1_374,  # the same
+    "lines of Lua": 1_377,  # the same
     "protocols": 15,
     "imports, percent of the code": 9.2,
 }

@@ -4,6 +4,7 @@ The keys that it leaves behind expire. It resets the server's statistics (CONFIG
 
     memory     bytes of each key, and how long it stays
     traffic    CPU of the scripts, and bytes on the network, of one operation
+    fleet      memory and CPU of many processes that wait for one name
     look       seconds for one look at many held names
     metrics    CPU time of this process for an acquire and a release, with each kind of observer
 """
@@ -11,8 +12,10 @@ The keys that it leaves behind expire. It resets the server's statistics (CONFIG
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Iterable
+from contextlib import AsyncExitStack
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -28,6 +31,8 @@ from redis_sync_aio.inspection import inspect
 from redis_sync_aio.instrumentation import Observer
 
 T = TypeVar("T")
+SECONDS = 5
+"""Time for which looks are counted."""
 
 
 async def memory(redis: Redis, sync: Coordinator, many: int, names: int) -> None:
@@ -114,6 +119,35 @@ async def _together(acts: Iterable[Awaitable[T]]) -> list[T]:
     return await asyncio.gather(*acts)
 
 
+async def fleet(redis: Redis, url: str, processes: int) -> None:
+    """Print the cost of ``processes`` that wait for one name: each has a connection of its own."""
+
+    async def wait(sync: Coordinator) -> None:
+        async with sync.lock("f:name", ttl=300):
+            pass
+
+    async def scripts() -> tuple[int, int]:
+        commands: Any = await redis.info("commandstats")
+        return commands["cmdstat_evalsha"]["calls"], commands["cmdstat_evalsha"]["usec"]
+
+    async with AsyncExitStack() as stack, Coordinator(redis) as first:
+        held = await first.lock("f:name", ttl=300).acquire()
+        before = await _used(redis)
+        others = [await stack.enter_async_context(Coordinator.from_url(url)) for _ in range(processes)]
+        waiting = [asyncio.create_task(wait(sync)) for sync in others]
+        while (await first.lock("f:name").statistics()).waiting < processes:
+            await asyncio.sleep(0.1)
+        print(f"{processes:,} processes that wait: {(await _used(redis) - before) / processes / 1e3:.1f} KB each")
+        await redis.config_resetstat()
+        await asyncio.sleep(SECONDS)
+        looks, cpu = await scripts()
+        print(f"a look: {cpu / looks:.1f} us, {looks / processes / SECONDS:.2f} a second for each process")
+        await redis.config_resetstat()
+        await held.release()
+        await asyncio.gather(*waiting)
+        print(f"a hand-over between two of them: {(await scripts())[1] / processes:.1f} us")
+
+
 async def look(redis: Redis, sync: Coordinator, names: int) -> None:
     """Print the time that `inspect` takes for ``names`` that are held."""
     leases = [lease for start in range(0, names, 500) for lease in await _held(sync, start, min(start + 500, names))]
@@ -149,6 +183,7 @@ async def run(url: str, many: int, names: int) -> None:
     async with Redis.from_url(url) as redis, Coordinator(redis) as sync:
         await memory(redis, sync, many, names)
         await traffic(redis, sync, many)
+        await fleet(redis, url, many)
         await look(redis, sync, names // 2)
         await metrics(redis, names)
 
@@ -158,6 +193,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Do less of everything.")] = False,
 ) -> None:
     """Measure what locks take at a server."""
+    logging.getLogger("redis_sync_aio").setLevel(logging.ERROR)  # many wait for long
     asyncio.run(run(url, 100 if quick else 1_000, 500 if quick else 20_000))
 
 

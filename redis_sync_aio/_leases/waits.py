@@ -248,6 +248,9 @@ def timeout_error(
 # look per name is enough, since every script settles the whole queue: the oldest acquisition repeats its request,
 # which changes nothing if nothing happened. When the answer shows that the queue was lost, all other acquisitions
 # repeat theirs.
+#
+# Each process looks as often, wherever it stands: a queue of 10,000 may be served within two seconds, so a place far
+# behind is no reason to miss one's grant. It would take another command to know it.
 
 
 class Healing:

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 import hiredis
@@ -25,7 +26,17 @@ from ..errors import PushUnavailable, Unreachable
 from . import call as failures
 from .call import Call, not_understood
 from .dialogues import Converse, DialogueQueue, Exchange
-from .outage import FIRST_CONTACT, RECONNECT, RESPITE, Outage, find_sentinel, has_answered, is_refused, note_answer
+from .outage import (
+    FIRST_CONTACT,
+    RECONNECT,
+    RESPITE,
+    Outage,
+    find_sentinel,
+    has_answered,
+    is_refused,
+    longest_pause,
+    note_answer,
+)
 
 if TYPE_CHECKING:
     from .link import Link
@@ -303,6 +314,8 @@ class Handshake:
         """True if no earlier connection can still have unread commands of ours."""
         self.response_timeout = response_timeout
         self.inbox = endpoint.inbox
+        self.clients = 0
+        """Number of clients of the server, as of the newest connection; 0: it is not known."""
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
         self._history = b""  # of the data behind the previous connection; empty if it is not known
         self._newest: tuple[object, int | None] | None = None  # newest connection: its address, and its id there
@@ -375,6 +388,8 @@ class Handshake:
                 if answer is not counted or not _NO_EVAL.search(str(error)):
                     raise failures.not_allowed(str(error), what) from error
                 listeners = await self._published(connection, rights)
+        if isinstance(listeners, list):
+            listeners, self.clients = listeners
         if not listeners:
             raise PushUnavailable(
                 f"a script finds no listener on {text(inbox_pattern(self.inbox))}, although this connection has "
@@ -472,6 +487,7 @@ class Connector:
         self._client = client
         self._handshake = handshake
         self._connect_timeout = connect_timeout
+        self._within = min(connect_timeout, handshake.response_timeout)
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -514,8 +530,10 @@ class Connector:
     async def _connect(self) -> None:
         """Try until a connection is established, connecting is refused for good, or nobody needs it."""
         try:
-            await self._pause_after_a_short_connection()
-            for delay in RECONNECT:
+            pause, overdue = self._first_pause(), 0
+            for failed in count(1):
+                if pause > 0:
+                    await asyncio.sleep(pause)
                 begun = now()
                 try:
                     connection = await self._open()
@@ -532,7 +550,8 @@ class Connector:
                         self._link.nothing_answers(begun - FIRST_CONTACT, self.error)
                     if self._closed or not self._link.needs_connection():
                         return
-                    await asyncio.sleep(delay)
+                    overdue += now() - begun >= self._within
+                    pause = self._pause(failed, overdue)
                 else:
                     self._established(connection)
                     return
@@ -540,11 +559,19 @@ class Connector:
             self._task = None
             self.outage.rest()
 
-    async def _pause_after_a_short_connection(self) -> None:
-        if now() - self._since < LASTED:
-            await asyncio.sleep(next(self._pauses))
-        else:
+    def _pause(self, failed: int, overdue: int) -> float:
+        """Return the pause before the next attempt, in seconds; the arguments are those of `longest_pause`."""
+        return RECONNECT.random() * longest_pause(failed, overdue, self._handshake.clients, self._within)
+
+    def _first_pause(self) -> float:
+        """Return the pause before the first attempt, in seconds: longer if the last connection did not last."""
+        lasted = now() - self._since >= LASTED
+        if lasted:
             self._pauses = iter(RESPITE)
+        # After a cut of many connections. A link that nobody needed then may connect later, alone.
+        lost_at = self._link.lost_at
+        spread = 0.0 if lost_at is None else self._pause(0, 0) - (now() - lost_at)
+        return max(spread, 0.0 if lasted else next(self._pauses))
 
     async def _open(self) -> Connection:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.

@@ -290,7 +290,8 @@ class Link:
         self._no_scripts = ""  # the first error reply that refused EVALSHA, or EVAL
         self._no_eval = False  # whether EVAL was refused
         self._connection: Connection | None = None
-        self._lost_at: float | None = None  # local clock
+        self.lost_at: float | None = None
+        """When the latest connection was lost (local clock), if there was none since."""
         self._connector = Connector(client, self._handshake, connect_timeout, self)
         self._queue = CallQueue(self._send_again, self._send_behind, lambda connection: connection is self._connection)
         self._deferred = self._queue.deferred
@@ -449,7 +450,7 @@ class Link:
         """Use ``connection`` from now on."""
         self._connection = connection
         # Before anything is sent: each lease and each request checks whether it is still what it was.
-        lost_at, self._lost_at = self._lost_at, None
+        lost_at, self.lost_at = self.lost_at, None
         after = None if lost_at is None else now() - lost_at
         self._owner.link_up(self.concerns, self._connector.outage.server(), after)
         self._queue.send_unsent(connection)
@@ -505,7 +506,7 @@ class Link:
         if connection.closed_by_client:
             self._owner.link_client_closed()
         else:
-            self._lost_at = now()
+            self.lost_at = now()
             self._owner.link_lost(self._connector.outage.server())
         # After the caller has closed the client, only what gives something back may connect again.
         if self._queue.unsent or (not connection.closed_by_client and self.needed()):

@@ -19,6 +19,25 @@ RECONNECT = Backoff(initial=0.02, cap=0.5)
 RESPITE = Backoff(initial=0.02, cap=0.1)
 """Pauses before connecting again while connections do not last: short, for the sake of short leases."""
 
+ATTEMPT = 0.0003
+"""Seconds of a server's time that it takes to set up a connection, about."""
+LONGEST = 60.0
+"""Most seconds between two attempts."""
+
+
+def longest_pause(failed: int, overdue: int, clients: int, within: float) -> float:
+    """Return the longest pause before the next attempt to connect, in seconds; each takes a random part of it.
+
+    ``failed`` attempts were made, ``overdue`` of which the server did not answer ``within`` the seconds that an attempt
+    has. A server that lost all ``clients`` at one moment is busy with their attempts: also with those that were given
+    up, so if none is answered in time, none ever is. Therefore they are spread if they take more than half of
+    ``within``, and more so after one that was overdue: a connection may cost more than `ATTEMPT`.
+    """
+    usual = RECONNECT.bound(failed - 1) if failed else 0.0
+    twice = 2 * clients * ATTEMPT
+    return max(usual, min(twice * 2 ** min(overdue, 3) if overdue else twice - within, LONGEST))
+
+
 SILENT = 0.5
 """Seconds without an answer after which a TLS handshake is named as the reason."""
 LASTS = 1.0

@@ -250,7 +250,7 @@ async def test_restart_with_data(mode: str) -> None:
 @pytest.mark.parametrize("keep", [True, False])
 async def test_waiter_after_a_long_outage(mode: str, keep: bool) -> None:
     """D1, D2: the waiter has it within a second after the server answers again, or after the lease that it kept."""
-    async with served(mode, poll_cap=60, persistent=keep) as s:
+    async with served(mode, poll_cap=60, persistent=keep, retry_for=10) as s:
         holder = await s.elsewhere(ttl=3, auto_renew=False).acquire()
         waiting = asyncio.create_task(s.lock().acquire())
         await s.queued()

@@ -370,7 +370,7 @@ async def test_a_server_without_scripts_and_transactions(missing: str, named: st
     renamed = [word for command in missing.split() for word in ("--rename-command", command, "")]
     async with EmbeddedServer(args=renamed) as server, server.client() as client, Coordinator(client) as sync:
         for _ in range(2):
-            with pytest.raises(CommandRefused, match=f"'EVALSHA'.*; without scripts it answered .*'{named}'"):
+            with pytest.raises(CommandRefused, match=f"EVALSHA.*; without scripts it answered .*{named}"):
                 await sync.lock(NAME).acquire(timeout=60)
 
 

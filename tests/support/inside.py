@@ -85,12 +85,14 @@ from redis_sync_aio._transport.cluster_link import ClusterLink, ShardLink
 from redis_sync_aio._transport.connection import Connection
 from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
+from redis_sync_aio._transport.outage import ATTEMPT, longest_pause
 from redis_sync_aio.errors._base import copy_error
 from redis_sync_aio.errors._misuse import Misuse
 from redis_sync_aio.types import Client, GuardingLease
 
 __all__ = [
     "ASK_AGAIN",
+    "ATTEMPT",
     "BUSY_MS",
     "CONFLICT",
     "CONTENDED",
@@ -176,6 +178,7 @@ __all__ = [
     "load",
     "lock_keys",
     "logs",
+    "longest_pause",
     "majority",
     "manager",
     "mark_keys",

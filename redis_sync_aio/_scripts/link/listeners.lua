@@ -2,9 +2,12 @@
 -- message.
 -- KEYS   none
 -- ARGV   1 inbox
--- REPLY  how many connections listen to it at this server
+-- REPLY  {how many connections listen to it here, how many clients there are (0: not known)}
 -- REPLAY Nothing is changed.
 -- COST   O(1)
 -- include: publish
 local here, heard = listening(ARGV[1]), publish(ARGV[1], '')
-return type(heard) == 'table' and heard or here
+if type(heard) == 'table' then return heard end
+local info = redis.pcall('INFO', 'clients')
+local clients = type(info) == 'string' and string.match(info, 'connected_clients:(%d+)')
+return {here, tonumber(clients or 0)}
