@@ -49,8 +49,7 @@ __all__ = ["Coordinator", "Push"]
 class Coordinator:
     """Runs the locks of one client in one event loop, over one connection to each server.
 
-    A service creates one at its start, and closes it at its end. A coordinator that is dropped without `aclose` closes
-    its connections when it is collected, with a ResourceWarning.
+    A coordinator that is dropped without `aclose` closes its connections when it is collected, with a ResourceWarning.
 
     All times are seconds or timedelta.
 
@@ -67,8 +66,8 @@ class Coordinator:
         label: A text for people: what this process is called by `inspect`, ``redis-sync-aio show`` and the
             AcquireTimeout of others, unless an acquisition has a label of its own. At most 512 bytes. None: "host:pid".
         claim: How long a lock that is handed to a waiter is granted at first, 0.01 to ten years. Its first renewal,
-            after a sixth of that, extends it to the full ttl. This limits what a stopped waiter costs the others: less
-            than 5 seconds by default. An event loop that stalls for longer right after a hand-over loses the lease.
+            after a sixth of that, extends it to the full ttl. An event loop that stalls for longer right after a
+            hand-over loses the lease.
         retry_for: How long a command is repeated while Redis is unreachable, before Unreachable is raised. Default 10.
             The last attempt has at least 0.05 seconds.
         exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which
@@ -167,7 +166,7 @@ class Coordinator:
         the event loop closes in the same way.
 
         Args:
-            drain: How long bodies may go on before that: seconds or timedelta. Their leases are renewed, nothing new is
+            drain: How long bodies may go on before that (seconds). Their leases are renewed, nothing new is
                 granted, and waiters get CoordinatorClosed immediately. The wait ends as soon as nothing is held.
 
         Raises:
@@ -190,14 +189,13 @@ class Coordinator:
            as that of a web server, is called instead.
 
         A request for a lease waits meanwhile, until the body is cancelled; a task that holds another lease gets
-        CoordinatorClosed. If the body ends with CoordinatorClosed, or a group of these, that counts as its end.
+        CoordinatorClosed.
 
         The handlers that were there before the block are back at its end, and from the first signal on: a second signal
         ends the program as it does without the block. SIGTERM kills it immediately, and its leases end with their ttl.
-        A signal that the process ignores is left alone.
 
         Args:
-            drain: How long bodies may keep running: seconds or timedelta.
+            drain: How long bodies may keep running (seconds).
 
         Raises:
             TypeError, ValueError: At the call: ``drain`` is bad.

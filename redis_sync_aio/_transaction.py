@@ -60,10 +60,8 @@ async def transaction(
     """Run ``body(tx)`` as a transaction: its writes are made together, and only if none of ``keys`` changed meanwhile.
 
     The body reads (``await tx.get(...)``), calls ``tx.multi()``, and queues writes (``tx.set(...)``). If another client
-    changes one of the keys after it is watched, nothing is written, and the whole body runs again after a pause. A body
-    must therefore do nothing that cannot be done twice, except through ``tx``.
-
-    This is the optimistic locking of Redis (WATCH, MULTI, EXEC), with bounded retries.
+    changes one of the keys after it is watched, nothing is written, and the whole body runs again after a pause. So a
+    body must do nothing that cannot be done twice, except through ``tx``.
 
     Guarantees:
 
@@ -87,16 +85,16 @@ async def transaction(
             if it was not. A marker is written with the rest for that, and stays on the server for a minute. While Redis
             is unreachable this takes up to 20 seconds, also beyond ``timeout``; then OutcomeUnknown is raised.
         escalate_after: After so many conflicts, take a turn on these keys in a fair lock until the commit. If another
-            client has a turn, take one immediately. Contention then costs a queue instead of a storm of retries. All
-            transactions that often write these keys should use it: a turn does not help against the others. It needs
-            the rights of locks ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
+            client has a turn, take one immediately. All transactions that often write these keys should use it: a turn
+            does not help against the others. It needs the rights of locks
+            ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
             None: never.
 
     Returns:
         The value of the body, the replies to the writes, and how many attempts and conflicts it took.
 
     Raises:
-        Conflict: The keys were changed during each attempt, until attempts or time were used up. Nothing was written.
+        Conflict: The keys were changed during each attempt. Nothing was written.
         OutcomeUnknown: The answer to EXEC was lost, and nothing tells whether it was executed. For an idempotent body
             also when another of these errors ended a later run, which is then the cause.
         Unreachable: Redis was unreachable before EXEC was sent. Nothing was written. Without a ``timeout`` it is
@@ -104,8 +102,8 @@ async def transaction(
             ``socket_timeout`` of the client (None: no limit) or ``response_timeout`` of the `Coordinator`.
         CommandRefused: Redis refused a command. Nothing was written. PermissionDenied if the user may not use MULTI or
             EXEC.
-        PartiallyApplied: A queued command failed when it ran (for instance on a key of the wrong type), and the others
-            were executed. Or all were, and a reply cannot be read.
+        PartiallyApplied: A queued command failed when it ran, and the others were executed. Or all were, and a reply
+            cannot be read.
         CoordinatorClosed, WrongContext: While it waited for its turn (``escalate_after``).
         TransactionMisuse: The body did what cannot work, such as a read after ``multi()`` or, in a cluster, a key in
             another hash slot.

@@ -67,12 +67,11 @@ async def inspect(
     """Return the names that are held or waited for, sorted: locks, semaphores, read/write locks, events and so on.
 
     Only commands that read are sent, over a connection of the client's pool. SCAN finds the names, so the time grows
-    with the number of keys on the server; each step takes less than a millisecond of it. A pattern without ``*``, ``?``
-    and ``[`` is a name, and nothing is searched for it.
+    with the number of keys on the server. A pattern without ``*``, ``?`` and ``[`` is a name, and nothing is searched
+    for it.
 
-    The facts about one name are read closely one after the other, not at one moment. Names that come or go meanwhile
-    may or may not be in the result. A lock of another library is found if a request has waited for it, or by its exact
-    name, since any string may be such a lock.
+    A lock of another library is found if a request has waited for it, or by its exact name, since any string may be
+    such a lock.
 
     Args:
         client: A `redis.asyncio.Redis` (of Sentinel: the primary is asked), a `RedisCluster` (all primaries are), or a

@@ -97,22 +97,19 @@ def once(
 ) -> AbstractAsyncContextManager[Lease | None]:
     """Return an async context manager: of all that enter it for one slot, one gets a lease. The others get None.
 
-    A call that gets None logs the state of the slot (``job_skipped``) and tells observers
-    ([`Skipped`][redis_sync_aio.instrumentation.Skipped]): it is done, an earlier run failed, or it is running.
-
-    Args:
+    A call that gets None logs the state of the slot (``job_skipped``), and tells observers (`Skipped`).Args:
         client: A `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
         name: The name of the job.
         slot: What is done once, such as a date. Its text follows the name after a colon, with its own colons escaped
             as ``%3A``. Bytes are UTF-8 text. Default: the job has one slot.
-        keep: How long the slot is remembered: seconds or timedelta, longer than clocks and schedules may differ. It
+        keep: How long the slot is remembered (seconds), longer than clocks and schedules may differ. It
             counts from the end of the run, for ``on_crash="skip"`` from its beginning. Default: a day.
         on_crash: What happens after a run that raised, was cancelled or was killed. "again" (default): the next caller
             runs, so the work runs at least once, and exactly once without a crash; a caller that comes during a run
             waits for its end. "skip": it is not repeated, so the work runs at most once; a caller that comes during a
             run gets None immediately.
         ttl: The ttl of the lock, renewed during the body: after a crash the next run begins so much later.
-        timeout: How long to wait for another run (not for ``on_crash="skip"``): seconds or timedelta. None: no limit.
+        timeout: How long to wait for another run (not for ``on_crash="skip"``) (seconds). None: no limit.
 
     Raises:
         TypeError, ValueError: At the call: an argument is bad, or ``slot`` would be another one at every call (a time
@@ -268,7 +265,7 @@ def once_per(
             machine, in the format of `datetime.strftime`. Other fields are arguments of the function:
             ``"report:{customer}:{now:%Y-%m-%d}"``. The characters that separate two fields are escaped in the values:
             ``%3A`` for a colon.
-        keep: How long the slot is remembered: seconds or timedelta, longer than the time that the format names. None:
+        keep: How long the slot is remembered (seconds), longer than the time that the format names. None:
             twice that time, and at least a day.
         tz: The time zone of ``{now}``. Default: UTC. When clocks are set back, the hour that comes a second time is a
             slot of its own: its offset follows the time in the name.
@@ -372,11 +369,11 @@ def idempotent(
     Args:
         client: As for `once_per`.
         name: The name of the request. It may refer to arguments of the function: ``"payment:{request_id}"``.
-        keep: How long the result is kept: seconds or timedelta. Default: a day.
+        keep: How long the result is kept (seconds). Default: a day.
         on_crash: What the next call does after a run that did not end. "again" (default): run. "raise": raise
             RunInterrupted until ``keep`` has passed or the mark is deleted; for work that must not happen twice.
         ttl: The ttl of the lock, renewed during the run: after a crash the next call runs so much later.
-        timeout: How long a call waits for another one that runs with its name: seconds or timedelta. 0: raise
+        timeout: How long a call waits for another one that runs with its name (seconds). 0: raise
             AcquireTimeout immediately. None: until it has a result.
         fingerprint: What else must be equal in two calls with one name: ``"{amount}:{account}"``. None: nothing. A call
             that differs is refused immediately, also while the first one runs.

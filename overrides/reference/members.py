@@ -20,6 +20,8 @@ FIRST = (
 """Classes that explain the members they share with others."""
 SAME = {"Face": "AsyncLock"}
 """Bases whose members are those of a public class that does not inherit from them."""
+COROUTINE = ("send", "throw", "close", "__getattr__")
+"""Methods by which a task drives a coroutine."""
 ERRORS = "redis_sync_aio.errors."
 NOT_MADE_BY_USERS = ("redis_sync_aio.types.", "redis_sync_aio.inspection.", "redis_sync_aio.instrumentation.")
 TYPE_VARIABLE = re.compile(r"[A-Z](_co)?")
@@ -96,6 +98,8 @@ class InheritedMembers(griffe.Extension):
         for kind, shown in kinds.items():
             if shown.startswith(NOT_MADE_BY_USERS) or kind.name == "Lease":
                 kind.members.pop("__init__", None)
+                for name in COROUTINE:
+                    kind.members.pop(name, None)
                 kind.decorators = [one for one in kind.decorators if "dataclass" not in str(one.value)]  # no signature
         for kind, shown in sorted(kinds.items(), key=lambda it: order.get(it[0].name, len(order))):
             for name in kind.members:
@@ -112,6 +116,7 @@ class InheritedMembers(griffe.Extension):
     def give(self, kind: griffe.Class, shown: str, public: dict[str, str], homes: dict[str, str]) -> None:
         """Add the inherited members to one class."""
         links: dict[str, list[str]] = {}
+        whole: dict[str, None] = {}
         seen = set(kind.members)
         for base, types in list(bases(kind, {})):
             for name, member in base.members.items():
@@ -126,12 +131,17 @@ class InheritedMembers(griffe.Extension):
                     homes[member.path] = f"{shown}.{name}"
                     kind.set_member(name, made)
                 else:
+                    if home.rpartition(".")[0] == public.get(base.path):
+                        whole[home.rpartition(".")[0]] = None
+                        continue
                     returns = made.returns if isinstance(made, griffe.Function) else None
                     given = f" → `{returns}`" if returns and str(returns) != str(member.returns) else ""
                     links.setdefault(home.rpartition(".")[0], []).append(f"[`{name}`][{home}]{given}")
-        if links:
+        if links or whole:
             kind.docstring = kind.docstring or griffe.Docstring("", parent=kind)
             text = kind.docstring.value.rstrip()
+            for home in list(whole)[: "has all that" not in text]:  # the nearest base
+                text += f"\n\nIt has all that a [`{home.rpartition('.')[2]}`][{home}] has."
             for home, names in links.items():
                 text += f"\n\nAs in [`{home.rpartition('.')[2]}`][{home}]: {', '.join(names)}."
             kind.docstring.value = text.strip()

@@ -115,7 +115,7 @@ async def wait_until(
         condition: A function, or a coroutine function, which is awaited. It is called immediately and then after each
             delay. Its exceptions propagate.
         backoff: The delays between calls.
-        timeout: When to give up: seconds or timedelta, 0 or more. It also ends a call that is in flight. None: never.
+        timeout: When to give up (seconds), 0 or more. It also ends a call that is in flight. None: never.
 
     Raises:
         TimeoutError: The time was up, or ``backoff`` ended, and the result was never true.

@@ -104,9 +104,6 @@ class BaseLease:
     A lease is an ``async with`` over one body, once. The loss of the lease cancels the body, whatever ``on_lost`` its
     primitive has. The end of the body releases the lease.
 
-    The idea is that of Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache
-    Consistency" (1989): a lock that ends by itself needs no message from a holder that has crashed.
-
     Example:
         ```python
         lease = await lock.acquire(timeout=5)

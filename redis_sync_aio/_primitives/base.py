@@ -212,7 +212,7 @@ class Primitive(LeaseContext[L]):
         A free lock costs one round trip. A contended one costs one command to queue; the grant is then pushed.
 
         Args:
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait (seconds). 0: do not wait. None: forever.
             ttl: The ttl of this lease. None: the ttl of this object.
             identity: A name of the caller, stored as the token of the holder. A request with the same identity, from
                 any process, gets the same lease, and may release it.

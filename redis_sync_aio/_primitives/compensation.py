@@ -44,12 +44,11 @@ class Compensation:
     """An async context in which undo steps are pushed as the work proceeds: a saga.
 
     If the body raises or is cancelled, the steps run in reverse order: all of them, even if some fail. If the body ends
-    normally, none runs. The steps run in tasks of their own, and a cancellation, even a repeated one, waits for their
-    end. A step that takes longer than ``timeout`` is cancelled and counts as failed.
+    normally, none runs. A cancellation waits for their end. A step that takes longer than ``timeout`` is cancelled and
+    counts as failed.
 
     The exception of the body propagates unchanged. If steps failed, it has a note, and their errors are in
-    ``undo.errors`` and in the log. A compensation may be entered in one task and left in another. The idea is that of
-    Garcia-Molina and Salem, "Sagas" (1987).
+    ``undo.errors`` and in the log.
 
     **With a lease of an [`AsyncRobustLock`][redis_sync_aio.AsyncRobustLock]**, steps that are pushed by name are
     recorded on the server before `push` returns. If this process dies, the next holder can run them
@@ -57,8 +56,7 @@ class Compensation:
 
     - Push a step *before* the action that it undoes, since a crash may come in between. A step must do no harm if the
       action did not happen, or if the step runs twice.
-    - The work counts as done when the ``async with`` is left: one command drops its steps from the record there. The
-      next holder undoes the work of a process that dies before that.
+    - The work counts as done when the ``async with`` is left: one command drops its steps from the record there.
     - If the lease is lost, or another lease of the same identity has adopted the record, recorded steps are not run
       here: they are left to that holder.
     - A step that failed stays recorded, even when the lease is released, so the next holder finds it.
@@ -66,7 +64,7 @@ class Compensation:
     Args:
         lease: A lease of an `AsyncRobustLock`. None: nothing is recorded.
         registry: `UndoSteps`, or another mapping of names to coroutine functions, for steps that are pushed by name.
-        timeout: How long each step may take: seconds or timedelta. With n steps, undoing takes at most n times that.
+        timeout: How long each step may take (seconds). With n steps, undoing takes at most n times that.
 
     Raises:
         TypeError, ValueError: An argument is bad, such as the lease of a lock that keeps no record.

@@ -95,7 +95,7 @@ class LeaderElection(Face[_Seat]):
         label: The text by which others know this process, at most 512 bytes. None: the label of the coordinator, or
             "host:pid". It need not be unique: two processes with the same label never lead together, and a restarted
             process does not take the term of its predecessor for its own.
-        ttl: How long a leader that has crashed counts as the leader: seconds or timedelta, 0.01 to ten years. The
+        ttl: How long a leader that has crashed counts as the leader, 0.01 s to ten years. The
             leader renews its lease every third of it.
         engine: As for `AsyncLock`.
 
@@ -140,7 +140,7 @@ class LeaderElection(Face[_Seat]):
         ``lead()`` to stand again.
 
         Args:
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait (seconds). 0: do not wait. None: forever.
 
         Raises:
             TypeError, ValueError: At the call: the timeout is bad. The other errors are raised on entering.

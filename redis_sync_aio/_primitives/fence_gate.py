@@ -23,8 +23,8 @@ BELOW = 10**16
 class FenceGate:
     """Remembers the highest fence that was used for a resource, and refuses older ones.
 
-    Guarantee: when `accept` returns, no older fence is accepted any more. A holder that was overtaken, for instance
-    because its process was paused beyond its lease, is refused as soon as the next holder has passed the gate.
+    Guarantee: when `accept` returns, no older fence is accepted any more. An overtaken holder is refused as soon as the
+    next holder has passed the gate.
 
     Prefer a resource that compares fences itself, in the same step as it writes, and needs no gate
     ([Fencing](https://redis-sync-aio.github.io/redis-sync-aio/guides/fencing/) has the SQL). With a gate, a later
@@ -38,13 +38,10 @@ class FenceGate:
     - It is for a lock with one holder at a time. For a semaphore with several permits it refuses rightful holders.
     - It needs scripts. Where they are not allowed, `accept` raises CommandRefused.
 
-    Fencing tokens are described by Kleppmann, ["How to do distributed
-    locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016.
-
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: The name of the resource, as for `AsyncLock`. It may be that of the lock.
-        keep: How long the highest fence is remembered after it was last accepted: seconds or timedelta. Default: 7
+        keep: How long the highest fence is remembered after it was last accepted (seconds). Default: 7
             days.
 
     Raises:

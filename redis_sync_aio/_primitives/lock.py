@@ -103,9 +103,6 @@ class AsyncLock(PlainLock):
     (replication is asynchronous). Let the protected resource check [`Lease.fence`][redis_sync_aio.Lease.fence] for
     that.
 
-    A lock is configuration. Any number of tasks may share the object, and two objects with the same name are the same
-    lock. Possession is the [`Lease`][redis_sync_aio.Lease] that each acquisition returns.
-
     A lock is not reentrant. A task that acquires the lock again inside its own ``async with`` body gets WouldDeadlock.
     A task that holds a bare lease from ``acquire()`` and acquires again waits for itself, so give that call a
     ``timeout``, or use [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock].
@@ -116,10 +113,10 @@ class AsyncLock(PlainLock):
         name: The Redis key that holds the token of the holder. A lock of another library on that key and this lock
             exclude each other. 1 to 8192 bytes. In a cluster, a name with a ``}`` needs a whole hash tag, as in
             "orders:{42}".
-        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever. A
+        ttl: How long a lease lasts unless it is renewed, 0.01 s to ten years. None: forever. A
             holder that crashes then blocks all others until `force_release`.
         auto_renew: Renew leases in the background for as long as they are held.
-        max_hold: How long a lease is renewed: seconds or timedelta, 0.01 to ten years. After that the lease is lost.
+        max_hold: How long a lease is renewed, 0.01 s to ten years. After that the lease is lost.
             None: no limit. With ``ttl=None`` it is the ttl.
         on_lost: "cancel" (default): the loss of the lease cancels the body of ``async with``. "event": the loss only
             makes ``lease.lost`` True. In both cases the end of the body raises LeaseLost.
@@ -132,7 +129,7 @@ class AsyncLock(PlainLock):
             among processes, and among the tasks of a process, but not over all tasks. Each task still gets a lease and
             a fence of its own. Has no effect with an identity, ``ttl=None``, ``engine="watch"``, or without pushes.
         linger: How long the process keeps a shared lease that none of its tasks uses, so that the next ``acquire``
-            costs no command: seconds or timedelta. 0 (default): not at all. The lease goes back immediately when
+            costs no command (seconds). 0 (default): not at all. The lease goes back immediately when
             another process asks for it. `release` does not wait for that.
         max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) raises
             QueueFull and leaves nothing behind. None (default): any number. The server counts in the step that would
@@ -183,7 +180,7 @@ class AsyncLock(PlainLock):
 
         Args:
             token: The text that `Lease.detach` returned.
-            ttl: How long the lease lasts unless it is renewed: seconds or timedelta. None: the ttl of this lock.
+            ttl: How long the lease lasts unless it is renewed (seconds). None: the ttl of this lock.
 
         Raises:
             NotHeld: The lease was attached before, or released, or has ended. Do not go on with its work.
@@ -258,9 +255,9 @@ def synchronized(
         client: A `redis.asyncio.Redis` or `RedisCluster`, a `Coordinator`, or a function without arguments that returns
             one of these. The function is called at each call, so a module may be imported before its client exists.
         name: The name of the lock. It may refer to arguments of the function: ``"user:{user_id}"``.
-        ttl: How long the lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. The lease is
+        ttl: How long the lease lasts unless it is renewed, 0.01 s to ten years. The lease is
             renewed while the function runs. None: forever.
-        timeout: How long a call waits for the lock: seconds or timedelta. 0: not at all. None: no limit.
+        timeout: How long a call waits for the lock (seconds). 0: not at all. None: no limit.
         on_busy: The reaction of a call that did not get the lock in time. "raise" (default): AcquireTimeout. "skip":
             the call returns None without calling the function, and ``timeout=None`` means 0. Only a lock that others
             hold is skipped: if Redis does not answer, the call raises. So do locks that the function itself acquires.
@@ -346,12 +343,11 @@ class AsyncRobustLock(LockBase[RobustLease]):
     Args:
         client: As for `AsyncLock`.
         name: As for `AsyncLock`.
-        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever.
+        ttl: As for `AsyncLock`.
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
-        engine: "auto" (default) or "lua": a robust lock needs scripts on the server. It raises CommandRefused where
-            they are not allowed, and ValueError for "watch".
+        engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.

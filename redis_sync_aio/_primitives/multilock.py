@@ -435,7 +435,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         names: Names of locks, at least one, in any order. A name that occurs twice is one lock.
-        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever.
+        ttl: As for `AsyncLock`.
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
@@ -489,7 +489,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """Wait for all locks and return one lease over them. One round trip if all are free.
 
         Args:
-            timeout: How long to wait for all of them together: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait for all of them together (seconds). 0: do not wait. None: forever.
             ttl: The ttl of this lease. None: the ttl of this lock.
             label: A text for people, as for `AsyncLock.acquire`.
 

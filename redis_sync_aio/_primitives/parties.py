@@ -120,11 +120,10 @@ class AsyncEvent(Face[Gate]):
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`. An event and a lock of the same name are independent.
-        keep: How long, at least, the server remembers that it was set: seconds or timedelta, 0.01 to ten years. In any
+        keep: How long, at least, the server remembers that it was set, 0.01 s to ten years. In any
             case an hour, and at most two and a half times as long. After that it counts as never set. None: until
             `clear`.
-        engine: "auto" (default) or "lua": an event needs scripts on the server. It raises CommandRefused where they are
-            not allowed, and ValueError for "watch".
+        engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -155,7 +154,7 @@ class AsyncEvent(Face[Gate]):
         """Wait until the event is set, and return True. Return immediately if it is set already.
 
         Args:
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait (seconds). 0: do not wait. None: forever.
 
         Raises:
             WaitTimeout: The event was not set in time. It is also a `TimeoutError`.
@@ -226,11 +225,10 @@ class AsyncCountDownLatch(Face[Gate]):
         name: As for `AsyncLock`. A latch opens once, so give each piece of work a name of its own ("import:17").
         count: Where it starts, 1 to 1,000,000,000; the same in all processes, else `count_down` raises LimitMismatch.
             The server takes it from the first `count_down`.
-        keep: How long, at least, the server remembers it after the latest `count_down`: seconds or timedelta, 0.01 to
-            ten years. In any case an hour, and at most two and a half times as long. After that it is a new latch.
+        keep: How long, at least, the server remembers it after the latest `count_down`, 0.01 s to ten years. In any
+            case an hour, and at most two and a half times as long. After that it is a new latch.
             Default: a day. A server that restarts without its data forgets it immediately.
-        engine: "auto" (default) or "lua": a latch needs scripts on the server. It raises CommandRefused where they are
-            not allowed, and ValueError for "watch".
+        engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -263,7 +261,7 @@ class AsyncCountDownLatch(Face[Gate]):
         """Wait until the count is 0.
 
         Args:
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait (seconds). 0: do not wait. None: forever.
 
         Raises:
             WaitTimeout: The count did not reach 0 in time. It is also a `TimeoutError`.
@@ -377,11 +375,10 @@ class AsyncBarrier(Face[_Parties]):
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`. A barrier and a lock of the same name are independent.
         parties: How many wait for each other, 1 to 1000; the same in all processes.
-        ttl: How soon the death of a party is noticed: seconds or timedelta, 0.01 to ten years. At least 2 seconds, or
+        ttl: How soon the death of a party is noticed, 0.01 s to ten years. At least 2 seconds, or
             four of its longest pauses, for a party that polls. Each process reports in a third of it, so an event loop
             that stalls for longer than ``ttl`` breaks the barrier, too.
-        engine: "auto" (default) or "lua": a barrier needs scripts on the server. It raises CommandRefused where they
-            are not allowed, and ValueError for "watch".
+        engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -419,7 +416,7 @@ class AsyncBarrier(Face[_Parties]):
         """Wait until all parties have come, and return the rank of this one: 0 for the first, up to ``parties - 1``.
 
         Args:
-            timeout: How long to wait: seconds or timedelta. 0: pass as the last party, or not at all. None: forever.
+            timeout: How long to wait (seconds). 0: pass as the last party, or not at all. None: forever.
 
         Raises:
             BrokenBarrierError: A party died, or `abort` or `reset` was called, before or while this one waited.

@@ -79,12 +79,12 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             three or five servers that are not replicas of each other. An even number needs one more answer and
             tolerates no more failures.
         name: As for `AsyncLock`; the same on all servers.
-        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years.
+        ttl: How long a lease lasts unless it is renewed, 0.01 s to ten years.
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
         engine: As for `AsyncLock`, on each server.
-        answer_within: How long a server may take to answer: seconds or timedelta, more than 0, short compared with
+        answer_within: How long a server may take to answer (seconds), more than 0, short compared with
             ``ttl``. While the others are a majority, a server is not awaited any longer once it has owed an answer for
             that time.
 
@@ -135,7 +135,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         """Wait for a majority and return one lease over it. Two round trips if the lock is free.
 
         Args:
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait (seconds). 0: do not wait. None: forever.
             ttl: The ttl of this lease. None: the ttl of this lock.
             label: A text for people, as for `AsyncLock.acquire`.
 

@@ -48,7 +48,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
     Args:
         client: As for `AsyncLock`.
         name: As for `AsyncLock`.
-        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years. None: forever.
+        ttl: As for `AsyncLock`.
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
@@ -107,7 +107,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
         others.
 
         Args:
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait (seconds). 0: do not wait. None: forever.
             ttl: The ttl of the outermost lease. None: the ttl of this lock. Inside another lease it is checked and not
                 used.
             identity: The owner that acquires: any hashable value. None: the current task.

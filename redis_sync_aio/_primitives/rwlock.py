@@ -147,12 +147,11 @@ class AsyncReadWriteLock(Face[ReadSide]):
     Args:
         client: As for `AsyncLock`.
         name: As for `AsyncLock`, 1 to 8192 bytes. It is independent of a lock or a semaphore of the same name.
-        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years.
+        ttl: How long a lease lasts unless it is renewed, 0.01 s to ten years.
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
-        engine: "auto" (default) or "lua": a read/write lock needs scripts on the server. It raises CommandRefused where
-            they are not allowed, and ValueError for "watch".
+        engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
         share: Tasks of this process read under one permit together while no writer waits, and hand the permit of the
             writer to each other, as for `AsyncLock`
             ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).

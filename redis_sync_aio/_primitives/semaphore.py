@@ -61,17 +61,12 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
       one.
     - One release wakes all waiters that fit then.
     - The permits of a holder that crashed come back when its lease ends.
-    - A cancelled task or a lost reply leaves nothing behind.
-
-    Each acquisition returns a [`Lease`][redis_sync_aio.Lease] with a fence, renewal and loss, as a lock's.
 
     The server keeps the limit. The first request sets it. While permits are held or waited for, a request with another
     limit raises LimitMismatch (see ``on_mismatch``). When it has no holder and no waiter, the limit of the next request
     is the new one. ``limit=None`` takes the limit of the server. [`resize`][redis_sync_aio.AsyncSemaphore.resize]
     changes it for all, until the next `resize`. A limit that was not set by `resize` is forgotten one to two hours
     after the last grant or renewal (later if the ttl is over 48 minutes).
-
-    Acquiring and releasing cost one round trip each, and O(log permits + log waiters) on the server.
 
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
@@ -82,7 +77,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             deployment that changes the limit. "raise" (default): neither; LimitMismatch. "keep": that of the server,
             until it has no holder and no waiter. "set": this one, from now on. A limit that was set by `resize` is
             kept, and "set" raises then.
-        ttl: How long a lease lasts unless it is renewed: seconds or timedelta, 0.01 to ten years.
+        ttl: How long a lease lasts unless it is renewed, 0.01 s to ten years.
         auto_renew: As for `AsyncLock`.
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
@@ -168,7 +163,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
 
         Args:
             weight: How many permits, 1 to the limit: all of them or none.
-            timeout: How long to wait: seconds or timedelta. 0: do not wait. None: forever.
+            timeout: How long to wait (seconds). 0: do not wait. None: forever.
             ttl: The ttl of this lease. None: the ttl of this semaphore.
             identity: A name of the caller, kept as the token of the holder. A request with the same identity, from any
                 process, gets the same permits (their number does not change), and may release them.

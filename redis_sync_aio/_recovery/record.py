@@ -570,7 +570,7 @@ class RobustLease(GuardingLease):
 
         Args:
             steps: Functions by name, as `UndoSteps`. All names that are recorded must be there.
-            timeout: How long each step may take, the recording of its end included: seconds or timedelta.
+            timeout: How long each step may take, the recording of its end included (seconds).
 
         Raises:
             UnknownStep: A name is missing. Nothing was run.

@@ -70,8 +70,7 @@ def lifespan_of(client: Source) -> Callable[[object], AbstractAsyncContextManage
 class Limit:
     """ASGI middleware that lets at most ``limit`` requests in at a time, over all processes that share a Redis.
 
-    A request has a permit of a semaphore until the application returns: a stream to its end, a websocket until it is
-    closed.
+    A request has a permit until the application returns: a stream to its end, a websocket until it is closed.
 
     - If all permits are in use, or Redis does not answer, the answer is 503 with Retry-After; 429 if too many requests
       wait (``max_waiting``). A websocket gets the same if the server can answer it, otherwise it is closed.
@@ -85,10 +84,9 @@ class Limit:
         client: A client, a `Coordinator`, or a function without arguments that returns one of these, called at each
             request. None: the coordinator in the state of the lifespan (`lifespan_of`).
         name: The name of the semaphore.
-        timeout: How long a request waits: seconds or timedelta. 0 (default): not at all. None: no limit. A request
+        timeout: How long a request waits (seconds). 0 (default): not at all. None: no limit. A request
             whose client disconnects leaves the queue.
-        ttl: How long a permit lasts unless it is renewed, which it is while the request runs: seconds or timedelta,
-            0.01 to ten years.
+        ttl: How long a permit lasts unless it is renewed, which it is while the request runs, 0.01 s to ten years.
         max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) is
             answered with 429 immediately. None: any number.
         status: The status of the answer if no permit is free in time, 400 to 599, such as 429.

@@ -208,11 +208,9 @@ def hold_lock(
         name: The name of the lock. Its fields are parameters of the path or the query, as text or with a type:
             ``{order_id}``, ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type, since "42" and "042" are
             two names.
-        timeout: How long a request waits: seconds or timedelta. 0: not at all. None: no limit.
-        ttl: How long the lease lasts unless it is renewed, which it is while the endpoint runs: seconds or timedelta,
-            0.01 to ten years.
-        max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) is
-            answered with 429 immediately. None: any number.
+        timeout: How long a request waits (seconds). 0: not at all. None: no limit.
+        ttl: How long the lease lasts unless it is renewed, which it is while the endpoint runs, 0.01 s to ten years.
+        max_waiting: How many requests may wait; a further one is answered with 429. None: any number.
         status: The status of the answer if the time is up, 400 to 599, such as 409.
         leave_when_gone: Remove a request from the queue when its client disconnects, without calling the endpoint. The
             body is read into memory before that.

@@ -43,9 +43,8 @@ async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
     - "released": Another task releases the lease while its body runs.
 
     A lease that is not renewed cannot be late, and one without an end (``ttl=None``) asks the server nothing: these are
-    declared lost without a cause. A lost lease is then released on the server, unless it is "taken". A lease that
-    stands on others (multi-lock, reentrant lock, Redlock) is lost with as many of them as it takes, one after the
-    other. If the body of the lease calls this itself, it is cancelled at its next ``await``, perhaps in here.
+    declared lost without a cause. A lost lease is then released on the server, unless it is "taken". If the body of the
+    lease calls this itself, it is cancelled at its next ``await``, perhaps in here.
 
     Raises:
         ValueError: There is no such reason, the reason is "taken" for permits, or "released" without a body.
@@ -90,7 +89,7 @@ async def steal(client: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 
     Args:
         client: An asyncio client or a `Coordinator`, on the server of the lock.
         name: The name of a lock. Semaphores and read/write locks have other keys.
-        ttl: How long the lock is taken: seconds or timedelta.
+        ttl: How long the lock is taken (seconds).
     """
     key, token = AsyncLock(client, name)._keys.all[0], f"stolen:{secrets.token_hex(8)}"
     await _put(client_of(client), key, token, ttl_ms(ttl))
