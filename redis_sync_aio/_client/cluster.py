@@ -382,7 +382,7 @@ class Cluster:
             self._refreshed = begun
 
     def _apply(self, ranges: list[Range]) -> list[Shard]:
-        """Let the shards have these ranges from now on; return those that have lost all their slots."""
+        """Apply a new slot table; return the shards without slots."""
         if ranges is self._applied:
             return []
         self._applied = ranges

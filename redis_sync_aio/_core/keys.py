@@ -64,9 +64,9 @@ MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
-"""In the inboxes of a cluster (the rest is in small letters): see `Endpoint.at`, and include/publish.lua."""
+"""Marks the inbox of one shard; upper case, as the hex around it is lower case: see include/publish.lua."""
 POLLING_MARK = b"D"
-"""In the tokens of a process that has no inbox, since it polls. It is hexadecimal, too, like what is around it."""
+"""Marks tokens of a polling process. A hex digit, so that patterns of tokens still match."""
 PRESENCE_DIGITS = 8
 """Hexadecimal digits at the beginning of an inbox that stay the same for as long as its coordinator lives."""
 SHARING_MARK = b"~"

@@ -1,7 +1,7 @@
 """The observers of one hub, and what they hear about each request.
 
-Each request has one `Observation`, from the call until its lease has ended, if anything observes the hub. Only
-observers that were attached when the request began hear of it, so none gets an end without a beginning.
+Each request has one `Observation`, from the call until its lease has ended, if anything observes the hub. An
+observer gets the events of a request only if it was attached at its start, so it never sees an end alone.
 """
 
 from __future__ import annotations

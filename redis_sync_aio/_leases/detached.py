@@ -72,7 +72,7 @@ def deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool) -> Wo
     """
     for lease in held:
         writes = lease.weight == WRITER_WEIGHT
-        if lease.bars(task) and (writes or not reads):
+        if lease.blocks_own_task(task) and (writes or not reads):
             use = "use AsyncReentrantLock for both, or pass the lease down instead of acquiring again"
             if isinstance(lease.keys, PermitKeys):
                 use = "go on with that lease, or downgrade() it" if writes else RELEASE_TO_WRITE

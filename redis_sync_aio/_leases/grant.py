@@ -364,10 +364,10 @@ class Grant:
             self.observation.end("forgotten")
         self.manager.let_go(self)
 
-    def bars(self, task: TaskRef) -> bool:
-        """Return whether it is held until a body of ``task`` ends, so that ``task`` would wait for itself."""
+    def blocks_own_task(self, task: TaskRef) -> bool:
+        """Return whether ``task`` would deadlock by waiting for this lease."""
         if self.group is not None:
-            return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
+            return self.state is HELD and any(lease.blocks_own_task(task) for lease in self.group.shares)
         return self.state is HELD and self.body == task and self.guards()
 
     def bodies(self) -> Iterator[asyncio.Task[object]]:

@@ -470,7 +470,7 @@ class Hub:
         self.why_closed: str | None = None
         """The reason that it cannot be used any more; None while it can."""
         self.emptied: asyncio.Event | None = None
-        """Set when nothing is held or waited for; there while the hub drains."""
+        """Exists while draining; set when nothing is held or awaited."""
         self.held_back: Callable[[], Awaitable[None]] | None = None
         """Function that a task awaits before it gets CoordinatorClosed from a drain."""
 

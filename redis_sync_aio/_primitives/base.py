@@ -152,7 +152,7 @@ class Primitive(LeaseContext[L]):
     _grant_type: type[Grant] = Grant
     _lease_type: type[L]
     """The type that an acquisition returns: the face of a grant."""
-    _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
+    _side = 0  # weight of this side's leases; 0: not a read/write lock
     _access: Access | None = None
     """The side of a read/write lock; None: all holders are holders of this primitive."""
     _limit = 0

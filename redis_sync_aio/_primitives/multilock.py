@@ -225,7 +225,7 @@ class LeaseGroup:
         """Raise WouldDeadlock if a body of the current task holds a share of the group of that key."""
         task = current_ref()
         for share in LeaseGroup.shares_of(key):
-            if task is not None and share.bars(task):
+            if task is not None and share.blocks_own_task(task):
                 raise WouldDeadlock.own_body(name, fence=share.fence, use="go on with that lease")
 
     def enter(self, kind: type[S]) -> S:

@@ -235,8 +235,9 @@ _EXPLAINED: dict[LossReason, str] = {
     "deleted, overwritten or lost by the server. Do not write any more; acquire it again",
     "unreachable": "Redis could not be reached before the deadline to renew it. Do not write any more; check the "
     "server and the network, or give it a longer ttl",
-    "late": "its deadline passed before this process had renewed it, although the server was answering: there is more "
-    "to do than one event loop can. Do not write any more; hold fewer leases in one process, or give them a longer ttl",
+    "late": "its deadline passed before this process had renewed it, although the server was answering: this "
+    "event loop has more work than it can keep up with. Do not write any more; hold fewer leases in one process, or "
+    "give them a longer ttl",
     "closed": "the coordinator or its client was closed while it was held. Do not write any more; close it after "
     "the bodies have ended",
     "released": "another task released it while this body ran. Do not write any more; release it in the task whose "

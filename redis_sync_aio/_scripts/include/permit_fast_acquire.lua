@@ -7,7 +7,7 @@
 local idle = used == 0
 local soonest = not idle and redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2]
 if not first[1] and own == '' and (asked == limit or asked == 0) and used + weight <= limit then
-  -- As `next_fence`, of what is not the first fence.
+  -- Like `next_fence`, for a name that has a fence.
   local rises = limit ~= WRITER_WEIGHT or weight == WRITER_WEIGHT
   local next = rises and (fence < now and now or fence + 1) or fence
   local sound = idle or soonest and soonest + 0 > now -- of a lost STATE the keys do not last

@@ -3,7 +3,7 @@
 -- It comes before most functions are made: half of the server's time for a request that has to
 -- wait.
 -- include: permit_plain_ticket
--- By no tombstone: see `permit_state`.
+-- The permit that ends first is not a tombstone: see `permit_state`.
 local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 0
 local asks = ticket ~= '' and ticket ~= first[1] and poll_ms == 0 and own == '' and not ARGV[8]
 if full and asks and weight <= limit and (asked == limit or asked == 0) and plain_ticket(first[1])
