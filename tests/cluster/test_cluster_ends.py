@@ -120,7 +120,7 @@ def test_p12_a_loop_that_is_closed_by_hand_keeps_no_client(nodes: Nodes) -> None
 )
 async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
     server = nodes.owner(NAME)
-    await asyncio.to_thread(play, server, fork, f"cluster {how}", PYTHONDEVMODE="")
+    assert await asyncio.to_thread(play, fork, server.url, f"cluster {how}", PYTHONDEVMODE="") == "done"
     assert look(server) is None
 
 

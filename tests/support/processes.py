@@ -1,6 +1,6 @@
 """Other processes: scenes that a test plays, and a crew of children that use locks and may be killed or stopped.
 
-    play(server, scene, "how")                        # a function, from its beginning to its end
+    play(scene, server.url, "how")                    # a function, from its beginning to its end
 
     with Crew() as crew, crew.children(1) as (child,):       # `with`: what is left is killed
         await child.open(server.url, claim=0.3)
@@ -31,23 +31,23 @@ from typing import Any, Self, TypeAlias
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator
-from redis_sync_aio.embedded import EmbeddedServer
 
 from .programs import ROOT
 
 Scene: TypeAlias = Callable[[str, str], None]
-"""Runs in a process of its own, with the address of a server and a word of how; it prints "done" at its end."""
+"""Runs in a process of its own, with an address and a word of how; it prints a line at its end."""
 Job: TypeAlias = Callable[..., Awaitable[dict[str, object]]]
 """Runs in a child, with its coordinator and words."""
 
 
-def play(server: EmbeddedServer, scene: Scene, how: str = "", *, url: str = "", **environment: str) -> None:
-    """Run a scene in a process of its own; with ``url`` it gets to the server by that way."""
+def play(scene: Scene, address: str, how: str = "", *, warnings: str = "error", **environment: str) -> str:
+    """Run a scene in a process of its own; it is silent on stderr. Return the last line that it prints."""
     function = f"{scene.__module__}:{scene.__name__}"
-    command = [sys.executable, "-W", "error", "-m", __name__, function, url or server.url, how]
+    command = [sys.executable, "-W", warnings, "-m", __name__, function, address, how]
     environment = {**os.environ, "PYTHONDEVMODE": "1", **environment}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1:]) == (0, "", ["done"]), done
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout.splitlines()[-1]
 
 
 class Failed(Exception):

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from pathlib import Path
+from functools import partial
 
 import pytest
 from redis.asyncio import Redis
@@ -37,8 +34,8 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever
+from ..support.processes import play
 
-ROOT = Path(__file__).parents[2]
 BOUND = 9.0
 """Seconds from the last line to the end."""
 
@@ -250,22 +247,17 @@ def test_a_program_ends_soon_and_in_silence_although_redis_is_gone(plays: list[t
     """F6: killed servers refuse connections, paused ones take them and never answer."""
     if "uvloop" in plays[0][1]:
         pytest.importorskip("uvloop")
+    # Of clients that nobody closed: this is about programs that end somehow.
+    use = partial(play, end, warnings="ignore::ResourceWarning")
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        running = {f"{name}, {how}": threads.submit(play, name, how) for name, how in plays}
+        running = {f"{name}, {how}": threads.submit(use, name, how) for name, how in plays}
     wrong = {which: one.exception() for which, one in running.items() if one.exception() is not None}
     assert not wrong, "\n".join(f"{which}: {error}" for which, error in wrong.items())
+    took = {which: float(one.result()) for which, one in running.items()}
+    assert max(took.values()) < BOUND, took
 
 
-def play(name: str, how: str) -> None:
-    environment = {**os.environ, "PYTHONDEVMODE": "1"}
-    # Of clients that nobody closed: this is about programs that end somehow.
-    command = [sys.executable, "-W", "ignore::ResourceWarning", "-m", __name__, name, how]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done
-    assert float(done.stdout) < BOUND
-
-
-def main(name: str, how: str) -> None:
+def end(name: str, how: str) -> None:
     """Play one scene, and print how long its end took."""
     logging.getLogger("redis_sync_aio").setLevel(logging.CRITICAL)
     redises = Redises(how)
@@ -287,7 +279,3 @@ def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
     import uvloop
 
     return uvloop.new_event_loop
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -77,7 +77,7 @@ def test_p5_p12_a8_a9_a10_a_program_ends_well(server: EmbeddedServer, which: str
     if "uvloop" in how:
         pytest.importorskip("uvloop")
     mode = {"PYTHONDEVMODE": ""} if "fork" in which else {"PYTHONASYNCIODEBUG": "1"}
-    play(server, scene, how, **mode)
+    assert play(scene, server.url, how, **mode) == "done"
     assert look(server) is None
 
 
@@ -87,13 +87,13 @@ def test_p12_a8_fork_with_tls(server: EmbeddedServer, tmp_path: Path, ends: str)
     """The child has a copy of the parent's session, and does not say a word in it."""
     tls = make_tls(tmp_path)
     with encrypted(server.unix_socket, tls) as port:
-        play(server, fork, f"coordinator {ends}", url=tls.url(port), PYTHONDEVMODE="")
+        assert play(fork, tls.url(port), f"coordinator {ends}", PYTHONDEVMODE="") == "done"
     assert look(server) is None
 
 
 @pytest.mark.ci
 def test_p12_a10_after_the_sudden_end_of_an_interpreter_the_ttl_remains(server: EmbeddedServer) -> None:
-    play(server, interpreter_ends)
+    assert play(interpreter_ends, server.url) == "done"
     with SyncRedis.from_url(server.url) as client:
         left: Any = client.pttl(NAME)
         assert 0 < left <= 60_000
