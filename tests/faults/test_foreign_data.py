@@ -1,6 +1,6 @@
 """D15: data of another program under a key of ours. Each reader says which key, and leaves what is there alone.
 
-Wrong types are in `test_server_faults_answers`; records and gates in `conformance/test_robust`, `test_fencegate`.
+Wrong types are in `primitives/test_inputs`; records and gates in `conformance/test_robust`, `test_fencegate`.
 """
 
 from __future__ import annotations

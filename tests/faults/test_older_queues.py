@@ -1,4 +1,4 @@
-"""P3: a server comes back with an older queue. Its tickets belong to living processes, and are not needed any more.
+"""P2, P3: a server comes back with an older queue. Its tickets belong to living processes, and are not needed any more.
 
 Each of them would be granted for a whole claim.
 """
@@ -30,7 +30,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.clusters import cluster, processes
 from ..support.factories import Exclusive
-from ..support.inside import hub_of, lock_keys
+from ..support.inside import hub_of, lock_keys, permit_keys
 from ..support.proxy import FaultProxy
 from ..support.sentinels import DOWN_AFTER, sentinels
 from ..support.views import holder_of
@@ -368,3 +368,27 @@ async def test_a_connection_to_the_same_server_keeps_the_places(
         await lease.release()
         await asyncio.gather(first, second)
     assert order == ["first", "second"]
+
+
+# -- very many waiters that died together ---------------------------------------------------------------------
+
+
+DEAD = 1200
+"""More tickets than two scripts drop."""
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_p2_a_script_drops_at_most_500_of_the_dead(kind: str, redis: Redis, sync: Coordinator) -> None:
+    """The server serves others between two of them, and a request that waits is granted when all are gone."""
+    primitive: AsyncLock | AsyncSemaphore
+    if kind == "lock":
+        primitive, queue = AsyncLock(sync, "x", ttl=10), lock_keys(b"x").queue
+    else:
+        primitive, queue = AsyncSemaphore(sync, "x", 1, ttl=10), permit_keys(b"x", "sem").all[2]
+    async with primitive:
+        await redis.zadd(queue, {f"rsa:dead|{number}|5000|1|token{number}": number for number in range(1, DEAD + 1)})
+    assert await redis.zcard(queue) == DEAD - 500
+    assert await primitive.try_acquire() is None
+    assert await redis.zcard(queue) == DEAD - 1000
+    async with primitive.acquire(timeout=10):
+        assert await redis.zcard(queue) == 0

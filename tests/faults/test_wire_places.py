@@ -29,11 +29,6 @@ def permits(sync: Coordinator, engine: Engine) -> AsyncSemaphore:
     return AsyncSemaphore(sync, "n", limit=LIMIT, engine=engine)
 
 
-def rw(sync: Coordinator, engine: Engine) -> AsyncReadWriteLock:
-    """Return a read/write lock, which needs scripts whatever the engine of the others."""
-    return AsyncReadWriteLock(sync, "n")
-
-
 async def waiters(it: Any, number: int) -> None:
     """Wait until so many wait."""
 
@@ -111,14 +106,11 @@ async def test_a_heavy_waiter_that_is_back_before_others_settle_keeps_its_place(
         await (await first_of(light)).release()
 
 
-@engines
-async def test_a_writer_that_is_cut_while_readers_come_is_ahead_of_later_writers(
-    server: EmbeddedServer, engine: Engine
-) -> None:
+async def test_a_writer_that_is_cut_while_readers_come_is_ahead_of_later_writers(server: EmbeddedServer) -> None:
     async with wired(server, retry_for=15.0) as w:
-        theirs = rw(w.other, engine)
+        theirs = AsyncReadWriteLock(w.other, "n")
         reader = await theirs.read().acquire()
-        writer = asyncio.create_task(rw(w.sync, engine).write().acquire())
+        writer = asyncio.create_task(AsyncReadWriteLock(w.sync, "n").write().acquire())
         await waiters(theirs, 1)
         async with cut(w):
             second = await theirs.read().acquire(timeout=15)
