@@ -31,12 +31,12 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
+from redis_sync_aio.testing._resp import Predicate
 from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import RedlockLease
 
 from ..support.body import for_ever, lost_in
 from ..support.inside import hub_of, lock_keys, now, quorum
-from ..support.resp import Predicate
 from ..support.views import holder_of
 from ..support.virtual import EPOCH
 from ..support.wired import ACQUIRE, RELEASE, RENEW

@@ -27,7 +27,8 @@ from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ..support.resp import Frame
+from redis_sync_aio.testing._resp import Frame
+
 from ..support.virtual import PUBLISHING, IdleLoop, Stuck, Wire, virtual_time
 from ..support.virtual import Command as Command
 

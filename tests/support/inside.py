@@ -30,7 +30,7 @@ from redis_sync_aio._core.keys import (
     turn_key,
 )
 from redis_sync_aio._core.observing import Attached
-from redis_sync_aio._core.redis_py_words import NAMES_OF_OTHERS as NAMES_OF_OTHERS
+from redis_sync_aio._core.redis_py_words import NAMES_OF_OTHERS
 from redis_sync_aio._engine.commands import Commands, read_push
 from redis_sync_aio._engine.snapshot import (
     Decision,
@@ -46,20 +46,17 @@ from redis_sync_aio._engine.snapshot import (
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._inspection.views import Access, ProblemCode
 from redis_sync_aio._leases import hub as hub_module
-from redis_sync_aio._leases import implicit, manager, renewals, waits
-from redis_sync_aio._leases.acquisition import Acquisition
+from redis_sync_aio._leases import implicit, manager, renewals
 from redis_sync_aio._leases.cohort import IN_ONE_TURN, Cohort, cohort_of
 from redis_sync_aio._leases.grant import Grant
-from redis_sync_aio._leases.hold import Acquiring, OnLost
+from redis_sync_aio._leases.hold import Acquiring
 from redis_sync_aio._leases.hub import Hub, LinkEvents, hubs
-from redis_sync_aio._leases.manager import Releases
 from redis_sync_aio._leases.options import HubOptions
 from redis_sync_aio._leases.resource import Resource
 from redis_sync_aio._leases.settings import LeaseState
 from redis_sync_aio._leases.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio._primitives import majority, parties, quorum, redlock
 from redis_sync_aio._primitives.multilock import _groups as lease_groups
-from redis_sync_aio._recovery.record import RobustGrant
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._scripts.constants import (
     ASK_AGAIN,
@@ -89,120 +86,6 @@ from redis_sync_aio._transport.outage import ATTEMPT, longest_pause
 from redis_sync_aio.errors._base import copy_error
 from redis_sync_aio.errors._misuse import Misuse
 from redis_sync_aio.types import Client, GuardingLease
-
-__all__ = [
-    "ASK_AGAIN",
-    "ATTEMPT",
-    "BUSY_MS",
-    "CONFLICT",
-    "CONTENDED",
-    "FENCE_RANGE",
-    "FREE_MS",
-    "HOUR_MS",
-    "INBOX_PREFIX",
-    "IN_ONE_TURN",
-    "MAX_NOTIFIED",
-    "PAUSED_LIMIT",
-    "POLLERS_TICKET",
-    "QUEUE_TTL_MS",
-    "TOMBSTONE_MS",
-    "TURN_TTL",
-    "WRITER_WEIGHT",
-    "Access",
-    "Acquiring",
-    "Acquisition",
-    "Argument",
-    "Attached",
-    "BadAddress",
-    "Call",
-    "CheckedOut",
-    "Cluster",
-    "ClusterNodes",
-    "Commands",
-    "Connection",
-    "Decision",
-    "Dialogue",
-    "Engine",
-    "Grant",
-    "HubOptions",
-    "Keys",
-    "Kind",
-    "LeaseState",
-    "Link",
-    "LinkEvents",
-    "LockKeys",
-    "LockSnapshot",
-    "Message",
-    "Misuse",
-    "NodeAddress",
-    "OnLost",
-    "Outcome",
-    "Permit",
-    "PermitKeys",
-    "PermitSnapshot",
-    "ProblemCode",
-    "ProcessGrant",
-    "Range",
-    "Releases",
-    "Renewed",
-    "Reply",
-    "ReplyError",
-    "Resource",
-    "RobustGrant",
-    "S",
-    "Script",
-    "Shard",
-    "ShardLink",
-    "Sharer",
-    "TaskGrant",
-    "Ticket",
-    "Words",
-    "behind_tickets",
-    "cancellation",
-    "clock",
-    "close_implicit",
-    "cluster_link_of",
-    "cohort_of",
-    "cohorts_of",
-    "converse",
-    "copy_error",
-    "gate_keys",
-    "hub_module",
-    "hub_of",
-    "hubs",
-    "joined_keys",
-    "lease_groups",
-    "link",
-    "link_events_of",
-    "link_of",
-    "load",
-    "lock_keys",
-    "logs",
-    "longest_pause",
-    "majority",
-    "manager",
-    "mark_keys",
-    "now",
-    "pack",
-    "parse_address",
-    "parties",
-    "permit_keys",
-    "process_grants",
-    "put_in",
-    "quorum",
-    "read_push",
-    "read_through",
-    "redlock",
-    "refusal",
-    "renewals",
-    "robust_keys",
-    "text",
-    "ticket_member",
-    "turn_key",
-    "wait_shielded",
-    "waits",
-    "was_used",
-]
 
 
 def behind_tickets(lock: Any) -> int:
@@ -252,16 +135,16 @@ def was_used(sync: Coordinator) -> bool:
 
 def link_of(sync: Coordinator) -> Link:
     """Return the link of a coordinator of one server."""
-    link = hub_of(sync).link
-    assert isinstance(link, Link)
-    return link
+    found = hub_of(sync).link
+    assert isinstance(found, Link)
+    return found
 
 
 def cluster_link_of(sync: Coordinator) -> ClusterLink:
     """Return the link of a coordinator of a cluster."""
-    link = hub_of(sync).link
-    assert isinstance(link, ClusterLink)
-    return link
+    found = hub_of(sync).link
+    assert isinstance(found, ClusterLink)
+    return found
 
 
 def link_events_of(sync: Coordinator) -> LinkEvents:

@@ -18,30 +18,3 @@ DROP = Action.DROP
 DELAY = DELAY_REQUEST = Action.delay
 DELAY_REPLY = Action.delay_reply
 ERROR = Action.answer_error
-
-__all__ = [
-    "CUT_AFTER",
-    "CUT_AFTER_REPLY",
-    "CUT_BEFORE",
-    "CUT_INSIDE_REPLY",
-    "DELAY",
-    "DELAY_REPLY",
-    "DELAY_REQUEST",
-    "DROP",
-    "DUPLICATE",
-    "ERROR",
-    "HOLD",
-    "HOLD_REPLY",
-    "PASS",
-    "SWALLOW_REPLY",
-    "SWALLOW_REQUEST",
-    "Action",
-    "FaultProxy",
-    "Match",
-    "Passage",
-    "Rule",
-    "anything",
-    "arg",
-    "command",
-    "script",
-]

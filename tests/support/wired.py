@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 
 from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing._resp import Predicate
 from redis_sync_aio.types import BaseLease
 
 from .factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
@@ -25,7 +26,6 @@ from .proxy import (
     FaultProxy,
     script,
 )
-from .resp import Predicate
 
 T = TypeVar("T")
 COUNT_DOWN, JOIN, BREAK = load("permits/count_down"), load("barrier/join"), load("barrier/break")

@@ -13,6 +13,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from redis_sync_aio.testing._resp import Splitter
 from tests.support.proxy import (
     CUT_AFTER,
     DROP,
@@ -24,7 +25,6 @@ from tests.support.proxy import (
     arg,
     script,
 )
-from tests.support.resp import Splitter
 from tests.support.tls import make_tls
 
 from .conftest import Wire

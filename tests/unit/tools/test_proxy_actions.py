@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing._resp import encode
 from tests.support.body import FAST
 from tests.support.proxy import (
     CUT_AFTER,
@@ -29,7 +30,6 @@ from tests.support.proxy import (
     FaultProxy,
     Rule,
 )
-from tests.support.resp import encode
 
 from .conftest import Wire
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.resp import Dialogue, Frame, ProtocolError, Splitter, encode
+from redis_sync_aio.testing._resp import Dialogue, Frame, ProtocolError, Splitter, encode
 
 FRAMES: list[tuple[bytes, str, list[bytes]]] = [
     (b"+OK\r\n", "+", [b"OK"]),
