@@ -12,12 +12,11 @@ from redis.exceptions import ResponseError
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.inside import TOMBSTONE_MS, ticket_member
+from ..support.inside import ticket_member
 from .permits import (
     ALIVE,
     BUSY,
     DEAD,
-    FAR,
     KEYS,
     MISMATCH,
     OTHER,
@@ -26,7 +25,6 @@ from .permits import (
     POLLS,
     QUEUE,
     QUEUED,
-    SPENT,
     STATE,
     TTL,
     Client,
@@ -51,92 +49,10 @@ pytestmark = pytest.mark.real
 # -- one script after the other ----------------------------------------------------------------------------
 
 
-async def test_p1_weights_are_granted_up_to_the_limit(redis: Client) -> None:
-    await granted(redis, b"a", weight=2, limit=3)
-    await granted(redis, b"b", limit=3)
-    for _ in range(2):
-        code, _, left, _, soon = await ask(redis, b"c", limit=3)
-        assert (code, soon) == (BUSY, 0)
-        assert 0 < left <= TTL
-    assert await holders(redis) == {b"a": 2, b"b": 1}
-
-
-@pytest.mark.parametrize("came_first", [True, False], ids=["acquired before", "undone before it came"])
-async def test_p4_a_copy_that_arrives_after_its_undoing_is_spent(redis: Client, came_first: bool) -> None:
-    if came_first:
-        await granted(redis, b"a", weight=2)
-    for expected in (int(came_first), 0):
-        assert await release(redis, b"a", pending=True) == expected
-    ticket = ticket_member(ALIVE, 1, 20_000, b"a", 2)
-    for _ in range(2):
-        assert (await ask(redis, b"a", ticket, weight=2))[0] == SPENT
-        assert await renew(redis, b"a") == 0
-    assert (await holders(redis), await redis.zcard(QUEUE)) == ({}, 0)
-    await granted(redis, b"b", weight=2)
-    await expire(redis, b"a")
-    assert (await ask(redis, b"c"))[0] == BUSY
-    assert await redis.zrange(PERMITS, 0, -1) == [b"b"], "tombstones go like permits"
-
-
-async def test_a_tombstone_lasts_for_a_minute(redis: Client) -> None:
-    seconds, micros = await redis.time()
-    await release(redis, b"a", pending=True)
-    until = await redis.zscore(PERMITS, b"a") - (seconds * 1_000_000 + micros)
-    assert TOMBSTONE_MS * 1000 <= until < (TOMBSTONE_MS + 20_000) * 1000
-    await check_kept(redis, TOMBSTONE_MS)
-
-
 # -- P2, P3: who is next -----------------------------------------------------------------------------------
 
 
-async def test_p2_a_heavy_head_is_not_overtaken_by_light_ones(redis: Client) -> None:
-    async with inbox(redis) as told:
-        for token in (b"a", b"b"):
-            await granted(redis, token, weight=2, limit=4)
-        await waits(redis, b"heavy", weight=4, limit=4)
-        await waits(redis, b"light", limit=4)
-        await release(redis, b"a")
-        assert (await ask(redis, b"barger", limit=4))[0] == BUSY
-        assert await holders(redis) == {b"b": 2}
-        await release(redis, b"b")
-        assert await holders(redis) == {b"heavy": 4}
-        await release(redis, b"heavy")
-        assert await holders(redis) == {b"light": 1}
-        assert [message[0] for message in await told() if int(message[1]) > 0] == [b"1", b"2"]
-
-
-async def test_p3_one_release_grants_all_that_fit_once_each(redis: Client) -> None:
-    async with inbox(redis) as told:
-        await granted(redis, b"a", weight=4, limit=4)
-        for token, weight in ((b"b", 1), (b"c", 2), (b"d", 1), (b"e", 1)):
-            await waits(redis, token, weight=weight, limit=4)
-        for expected in (1, 0):
-            assert await release(redis, b"a") == expected
-            assert await holders(redis) == {b"b": 1, b"c": 2, b"d": 1}
-        messages = await told()
-        fences = [int(message[1]) for message in messages]
-        assert [message[0] for message in messages] == [b"1", b"2", b"3"]
-        assert fences == sorted(set(fences)), "P8"
-        behind = [(b"20000", b"%d" % next_one, b"20000") for next_one in (2, 3, 4)]
-        assert [message[3:] for message in messages] == behind
-        assert await redis.zrange(PERMITS, 0, 0, withscores=True) == [(b"b", float(int(messages[0][2]) + 20_000_000))]
-
-
 # -- resize ------------------------------------------------------------------------------------------------
-
-
-async def test_shrinking_takes_nothing_and_grants_nothing_until_it_fits(redis: Client) -> None:
-    async with inbox(redis):
-        for token in (b"a", b"b", b"c"):
-            await granted(redis, token, limit=3)
-        await waits(redis, b"d", limit=3)
-        for before in (3, 1):
-            assert await resize(redis, 1) == before
-        for token in (b"a", b"b"):
-            await release(redis, token)
-            assert b"d" not in await holders(redis)
-        await release(redis, b"c")
-        assert await holders(redis) == {b"d": 1}
 
 
 async def refused(redis: Client, token: bytes, limit: int, whose: bytes = b"") -> tuple[int, bool]:
@@ -156,15 +72,6 @@ async def test_the_first_resize_sets_the_limit(redis: Client) -> None:
     assert await redis.pttl(PERMITS) > 315_360_000_000
     await redis.delete(PERMITS)  # lost: so is what is known of the permits, but not the limit
     assert await refused(redis, b"b", 4) == (5, True)
-
-
-async def test_p4_a_late_copy_of_a_granted_request_sets_no_limit(redis: Client) -> None:
-    """Its first copy set the limit; another client has set a higher one since."""
-    request = (b"late", TTL, b"", 0, 1, 2, b"set")
-    assert isinstance(await run(redis, "permits/acquire", *request), int)
-    assert isinstance(await run(redis, "permits/acquire", b"other", TTL, b"", 0, 1, 5, b"set"), int)
-    assert (await run(redis, "permits/acquire", *request))[0] == OWN
-    assert await redis.hget(STATE, "limit") == b"5"
 
 
 # -- out of memory -----------------------------------------------------------------------------------------
@@ -252,17 +159,6 @@ async def test_out_of_memory_a_holder_that_shares_gets_more_fences_and_is_notifi
 async def all_mortal(redis: Client) -> None:
     for key in await redis.keys():
         assert await redis.pttl(key) > 0, key
-
-
-@pytest.mark.parametrize("ms", [5000, 90 * 60_000, 86_400_000])
-async def test_the_keys_outlive_the_permits(redis: Client, ms: int) -> None:
-    await granted(redis, b"short", limit=9)
-    await ask(redis, b"a", limit=9, ttl=ms)
-    await granted(redis, b"b", limit=9)
-    await check_kept(redis, ms)
-    await renew(redis, b"b", 2 * ms)
-    await release(redis, b"a")
-    await check_kept(redis, 2 * ms)
 
 
 @pytest.mark.parametrize("lost", [PERMITS, STATE])
@@ -375,43 +271,6 @@ async def test_p9_the_cost_does_not_grow_with_the_permits_held(redis: Client) ->
 # -- tombstones --------------------------------------------------------------------------------------------
 
 
-async def test_tombstones_that_are_over_stay_until_the_next_release(redis: Client) -> None:
-    """Who finds nothing held does not look for them; unless one is his own, which is over like any other."""
-    await granted(redis, b"a")
-    assert await release(redis, b"a") == 1
-    for token in (b"x", b"y"):
-        await release(redis, token, pending=True)
-    await expire(redis, b"x", b"y")
-    await granted(redis, b"a")
-    assert await redis.zrange(PERMITS, 0, -1) == [b"x", b"y", b"a"]
-    assert await release(redis, b"a") == 1
-    assert await redis.exists(PERMITS) == 0
-    for token in (b"x", b"y"):
-        await release(redis, token, pending=True)
-    await expire(redis, b"x", b"y")
-    await granted(redis, b"x")
-    assert await holders(redis) == {b"x": 1}
-    assert await redis.zrange(PERMITS, 0, -1) == [b"x"]
-
-
-@pytest.mark.parametrize("undone", [0, 1, 63])
-async def test_what_was_undone_does_not_tell_when_to_look(redis: Client, undone: int) -> None:
-    """A tombstone that is over frees nothing, so nobody looks then: no request, no waiter, nor the next one."""
-    hour = 3_600_000
-    async with inbox(redis) as told:
-        for number in range(undone):
-            await release(redis, b"undone%d" % number, pending=True)
-        await ask(redis, b"a", weight=3, limit=4, ttl=hour)
-        for ticket in (b"", ticket_member(ALIVE, 7, 2 * hour, b"b", 2)):
-            code, _, left, _, soon = await ask(redis, b"b", ticket, weight=2, limit=4)
-            assert (code, soon) == (QUEUED if ticket else BUSY, 0)
-            assert left > 0.9 * hour
-        await renew(redis, b"a", hour)  # the first one does not fit: it hears when to look
-        (message,) = await told()
-        assert message[:2] == (b"7", b"0")
-        assert int(message[3]) > 0.9 * hour
-
-
 async def test_of_very_many_that_were_undone_some_are_looked_at(redis: Client) -> None:
     """P9: who asks does not pay for all of them; he looks again when those are over."""
     await ask(redis, b"a", limit=1, ttl=3_600_000)
@@ -439,22 +298,6 @@ async def repeated(redis: Client, token: bytes, ticket: bytes, weight: int, form
     return await run(redis, "permits/acquire", token, TTL, ticket, 0, weight, 3, b"", b"", former)
 
 
-@pytest.mark.parametrize("by", ["a renewal", "a busy request", "a release of nothing", "a resize"])
-async def test_the_sum_is_stored_whichever_client_finds_expired_permits(redis: Client, by: str) -> None:
-    await granted(redis, b"a", weight=2, limit=3)
-    await granted(redis, b"b", limit=3)
-    await expire(redis, b"b")
-    if by == "a renewal":
-        assert await renew(redis, b"a") == 1
-    elif by == "a busy request":
-        assert (await ask(redis, b"c", weight=2, limit=3))[0] == BUSY
-    elif by == "a resize":
-        await resize(redis, 3)
-    else:
-        assert await release(redis, b"c") == 0
-    assert await holders(redis) == {b"a": 2}
-
-
 @pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (2, 2)], ids=["more", "less", "as much"])
 async def test_an_identity_that_waits_twice_is_granted_once(redis: Client, first: int, second: int) -> None:
     """The second ticket is thrown out, and its owner told to ask again: it hears of the first one's permit."""
@@ -468,29 +311,6 @@ async def test_an_identity_that_waits_twice_is_granted_once(redis: Client, first
         assert fences[-1] == -1
         assert (await ask(redis, b"me", weight=second, limit=4))[::4] == [OWN, first]
         assert await redis.zcard(QUEUE) == 0
-
-
-async def test_an_identity_that_asks_while_its_turn_comes_holds_once(redis: Client) -> None:
-    """The request settles the queue, and so its own token gets something there; it is not to get it twice."""
-    async with inbox(redis):
-        await granted(redis, b"a", weight=4, limit=4)
-        await waits(redis, b"me", weight=2, limit=4)
-        await expire(redis, b"a")
-        assert (await ask(redis, b"me", limit=4))[::4] == [OWN, 2]
-        assert await holders(redis) == {b"me": 2}
-
-
-async def test_an_identity_that_holds_and_asks_again_leaves_the_queue(redis: Client) -> None:
-    async with inbox(redis):
-        await granted(redis, b"a", weight=2)
-        await waits(redis, b"me")
-        await waits(redis, b"heavy", weight=2)
-        ticket = await waits(redis, b"me")
-        await release(redis, b"a")
-        assert await redis.zcard(QUEUE) == 2
-        for _ in range(2):
-            assert (await ask(redis, b"me", ticket))[0] == OWN
-            assert await redis.zcard(QUEUE) == 1
 
 
 async def test_p4_renewing_what_is_granted_just_then_answers_the_same_twice(redis: Client) -> None:
@@ -528,16 +348,6 @@ async def test_p3_a_shorter_permit_is_told_to_the_first_waiter_that_listens(redi
             ((number, fence, _, ms),) = await told()
             assert (number, fence) == (b"2", b"0")
             assert first - 4000 < int(ms) <= first
-
-
-async def test_p2_a_place_that_is_not_in_the_past_is_none(redis: Client) -> None:
-    """The clock went back, or it is another server's: the ticket is the last one."""
-    await granted(redis, b"a", weight=3, limit=3)
-    first = await waits(redis, b"first", limit=3)
-    ticket = ticket_member(ALIVE, 9, 20_000, b"t", 1)
-    assert (await repeated(redis, b"t", ticket, 1, FAR))[:2] == [QUEUED, 1]
-    assert await redis.zscore(QUEUE, ticket) <= await micros(redis)
-    assert await redis.zrange(QUEUE, 0, -1) == [first, ticket]
 
 
 async def test_p3_a_waiter_behind_a_living_heavy_one_looks_from_time_to_time(redis: Client) -> None:

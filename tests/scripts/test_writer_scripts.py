@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ..support.inside import WRITER_WEIGHT, permit_keys, ticket_member
+from ..support.inside import WRITER_WEIGHT, permit_keys
 from . import permits as tools
 
 pytestmark = pytest.mark.real
@@ -72,27 +72,6 @@ async def test_p1_p8_a_writer_reads_on_under_its_fence(redis: Client) -> None:
     assert await weights(redis) == {b"a": 1, b"b": 1}
 
 
-async def test_p3_readers_at_the_head_get_in_and_a_writer_behind_them_waits(redis: Client) -> None:
-    await acquire(redis, b"a", WRITER_WEIGHT)
-    for number, (token, weight) in enumerate([(b"r", 1), (b"w", WRITER_WEIGHT), (b"late", 1)], 1):
-        words = (token, TTL, ticket_member(b"rsa:x", number, TTL, token, weight), 0, weight, WRITER_WEIGHT)
-        assert (await redis.eval(tools.load("permits/acquire").source, 4, *KEYS.all, *words))[0] == QUEUED
-    pubsub = redis.pubsub()
-    await pubsub.subscribe("rsa:x")
-    await pubsub.get_message(timeout=15)
-    assert await downgrade(redis, b"a") == (1, 1)
-    assert await weights(redis) == {b"a": 1, b"r": 1}
-    assert await redis.zcard(QUEUE) == 2
-    await pubsub.aclose()
-
-
-async def test_what_holds_nothing_is_no_writer(redis: Client) -> None:
-    assert await downgrade(redis, b"a") == (0, 0)
-    await acquire(redis, b"b", WRITER_WEIGHT)
-    assert await downgrade(redis, b"a") == (0, 0)
-    assert await weights(redis) == {b"b": WRITER_WEIGHT}
-
-
 async def test_p6_the_renewal_of_a_writer_that_became_a_reader_says_so(redis: Client) -> None:
     """P1: the same identity, in another process, made a reader of it. A reader's renewal is as good as before."""
     await acquire(redis, b"a", WRITER_WEIGHT)
@@ -102,18 +81,3 @@ async def test_p6_the_renewal_of_a_writer_that_became_a_reader_says_so(redis: Cl
     assert await tools.renew_of(redis, KEYS, b"a", WRITER_WEIGHT) == 0
     assert await redis.zscore(PERMITS, b"a") == until
     assert await tools.renew_of(redis, KEYS, b"a", 1) == 1
-
-
-async def test_p8_a_writer_is_told_the_fence_of_the_one_before(redis: Client) -> None:
-    """Also when it asks again. A reader is not told, and does not count."""
-    words = (b"", 0, WRITER_WEIGHT, WRITER_WEIGHT)
-    fences = [0]
-    for token in (b"a", b"b", b"c"):
-        granted, own = await twice(redis, "permits/acquire", token, TTL, *words)
-        assert (granted[0], granted[4:]) == (GRANTED, [WRITER_WEIGHT, fences[-1]])
-        assert (own[0], own[1], own[4:]) == (OWN, granted[1], granted[4:])
-        fences.append(granted[1])
-        await release(redis, token)
-        assert await acquire(redis, b"r", 1) == fences[-1]
-        await release(redis, b"r")
-    assert fences == sorted(fences)
