@@ -362,9 +362,8 @@ def idempotent(
 
     The result is kept as text, and each call gets what the codec makes of it. A call that raises keeps nothing.
 
-    A failure after the function has returned is no failure of the run. If the result cannot be encoded, decoded or
-    written, the call that ran returns the value of the function itself, a line of the log says why, and later calls
-    raise ResultNotKept. Only if the server takes no mark at all, they do what ``on_crash`` says.
+    If the result cannot be encoded, decoded or written, the call that ran returns the value of the function itself, a
+    line of the log says why, and later calls raise ResultNotKept.
 
     Args:
         client: As for `once_per`.

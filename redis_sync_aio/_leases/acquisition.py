@@ -104,7 +104,7 @@ class Request:
 #
 # Such a grant comes from a queue that is older than the server's other data (`_transport.handshake`) where the server
 # says that nothing has changed: its keys were restored, or a proxy leads to another server. Or a copy of a
-# request was executed late. Nobody uses such a grant, so without this the name would stay taken for its whole
+# request was executed late. Such a grant is not used, so without this the name would stay taken for its whole
 # `claim`.
 #
 # The undo of a ticket that was just withdrawn may be in flight, and its grant is given back twice then. That is

@@ -389,7 +389,7 @@ class Lease(GuardingLease):
     async def detach(self, ttl: Seconds | None = None) -> str:
         """Let go of the lease without releasing it, and return a token with which ``attach`` takes it up elsewhere.
 
-        The token is a short text for a message, a job or a database. Nobody renews a detached lease: it ends after
+        The token is a short text for a message, a job or a database. A detached lease is not renewed: it ends after
         ``ttl``, even if this process ends before, unless it is attached. In this process the lease has ended, as after
         a
         release: `check` raises NotHeld, and the end of its body releases nothing.

@@ -28,8 +28,7 @@ class FenceGate:
 
     Prefer a resource that compares fences itself, in the same step as it writes, and needs no gate
     ([Fencing](https://redis-sync-aio.github.io/redis-sync-aio/guides/fencing/) has the SQL). With a gate, a later
-    holder may pass between the answer of `accept` and the use of the resource. The gate is for resources that cannot
-    compare fences, and for many small resources under one name.
+    holder may pass between the answer of `accept` and the use of the resource.
 
     Limits:
 

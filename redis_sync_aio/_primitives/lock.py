@@ -99,9 +99,8 @@ class AsyncLock(PlainLock):
     - A release wakes the next waiter by a push. Waiters poll only where the server does not allow pushes.
     - A cancelled task or a lost reply leaves nothing behind on the server.
 
-    No lock on Redis can stop a process that was paused past the end of its lease, or a failover that loses a write
-    (replication is asynchronous). Let the protected resource check [`Lease.fence`][redis_sync_aio.Lease.fence] for
-    that.
+    A process that was paused past the end of its lease, or a failover that loses a write, may break this: let the
+    protected resource check [`Lease.fence`][redis_sync_aio.Lease.fence].
 
     A lock is not reentrant. A task that acquires the lock again inside its own ``async with`` body gets WouldDeadlock.
     A task that holds a bare lease from ``acquire()`` and acquires again waits for itself, so give that call a

@@ -1,6 +1,6 @@
 """The mark of a job: a text next to a lock, which outlasts it and says what became of the work under it.
 
-Everybody may read a mark; only the holder of the lock may change it, by the server's word. Each change is one script
+Any client may read a mark; only the holder of the lock may change it, by the server's word. Each change is one script
 over the connection that carries the lock. So the release that follows on that connection cannot overtake it, and a
 change that a cancelled task has sent is finished in the background, as a release is.
 """

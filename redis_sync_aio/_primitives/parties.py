@@ -364,10 +364,10 @@ class AsyncBarrier(Face[_Parties]):
     - A party that dies while it waits, or is cut off for ``ttl``, breaks the barrier: all that wait, and all that come
       later, get BrokenBarrierError until `reset`.
 
-    A party that died less than ``ttl`` ago still counts if the others come within that time. Nobody notices a party
-    that never came, so give `wait` a timeout. When the server is replaced or restarts (a failover, a slot that moves),
-    a party cannot know whether it was counted and gets BrokenBarrierError, but the barrier is not broken for those that
-    come then.
+    A party that died less than ``ttl`` ago still counts if the others come within that time. A party that never
+    came is not noticed, so give `wait` a timeout. When the server is replaced or restarts (a failover, a slot that
+    moves), a party cannot know whether it was counted and gets BrokenBarrierError, but the barrier is not broken for
+    those that come then.
 
     Each call costs one round trip, and O(parties * log parties) on the server.
 

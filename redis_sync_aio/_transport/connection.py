@@ -288,7 +288,7 @@ def _resolve(future: Call | Exchange | asyncio.Future[Reply], reply: Reply) -> N
 # A server that restarts from a snapshot, or a replica that lagged when it was promoted, has an older queue: tickets
 # that this process was granted, or withdrew, long ago. Scripts take such tickets for alive while their inbox has a
 # listener, and would grant each of them for a whole `claim`, one after the other. So a link takes a new inbox
-# whenever the server's data have another history than the data behind the previous connection. Nobody listens to the
+# whenever the server's data have another history than the data behind the previous connection. No client listens to the
 # former inbox, so the next script drops all its tickets, and requests that still wait queue again
 # (`LinkOwner.link_up`).
 

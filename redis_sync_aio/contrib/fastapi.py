@@ -59,7 +59,7 @@ def lifespan_of(
     """Return a lifespan that puts a client and its coordinator into the state: ``request.state.redis`` and ``.sync``.
 
     When the application starts, it logs a warning (``lease_ends_early``) for each endpoint whose lease ends before
-    another dependency with ``yield``: a session that commits there is not protected by the lease any more.
+    another dependency with ``yield``.
 
     Args:
         client: One of three. A client: the lifespan makes a coordinator at the start and closes it at the end. A
@@ -68,7 +68,7 @@ def lifespan_of(
         others: Other lifespans. They are entered in this order after the coordinator was made, and left before it is
             closed. What they yield is added to the state.
         may_outlive: Dependencies with ``yield`` that may end after a lease, since they write nothing at their end that
-            it protects. There is no warning about them.
+            it protects.
 
     Raises:
         TypeError: The client is none of these. At the start of the application: a route has a parameter whose

@@ -282,17 +282,15 @@ class LeaseLost(SyncError):
 
     **State:** you hold nothing, and another client may hold the lock. The body was cancelled, unless you said
     ``on_lost="event"``. Its writes from before the loss stay. Writes in
-    [`Lease.transaction`][redis_sync_aio.Lease.transaction] are not made after the loss. A resource that checks the
-    fence refuses them as soon as it has seen the next holder.
+    [`Lease.transaction`][redis_sync_aio.Lease.transaction] are not made after it.
 
     **Do:** do not write any more. Find out what is half done, and acquire the lock again.
     [Why was my lease lost?](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/#why-was-my-lease-lost)
     has the causes of each ``reason``:
 
-    - ``"expired"``: The time of the lease was up (not renewed on purpose, ``max_hold``, renewals refused). Or it is
-      gone from the server before that: it was released by its identity or by force, its key was deleted, or
-      the server lost it. The message says which of the two happened; it cannot say who did it.
-    - ``"taken"``: Another token is under the key. Another client holds the lock now.
+    - ``"expired"``: Its time was up (not renewed on purpose, ``max_hold``, renewals refused), or it is gone from the
+      server: released by its identity or by force, deleted, or lost. The message says which of the two happened.
+    - ``"taken"``: Another client holds the lock now.
     - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
     - ``"late"``: The deadline passed because this process did not renew in time: it was suspended, or its event loop
       was blocked or had too much to do.

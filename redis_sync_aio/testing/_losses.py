@@ -32,7 +32,7 @@ from .servers import PATIENCE, SOON
 async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
     """Make ``lease`` lost for ``reason``, and return when it is.
 
-    The loss is not simulated: its cause happens, within half a second.
+    Its cause happens, within half a second.
 
     - "expired": The lease is released on the server behind the back of its holder, and then renewed.
     - "taken": Another token is put under the key of the lock, for a minute. Then the lease is renewed.
