@@ -231,7 +231,7 @@ TOGETHER: Mapping[str, tuple[str, str]] = {
     "the holder is not written": ("  hold(tokens[i], ttl)\n", ""),
     "the remaining time is not told": ("0, redis.call('PTTL', NAME), now, 0}\n  end", "0, -2, now, 0}\n  end"),
 }
-"""Those of lock/acquire_all.lua, which its own tests notice."""
+"""Those of lock/acquire_all.lua."""
 
 
 # -- checks besides those of the script tests ---------------------------------------------------------------
@@ -290,7 +290,7 @@ async def test_every_mutant_of_several_locks_is_caught(
     redis: Client, monkeypatch: pytest.MonkeyPatch, old: str, new: str
 ) -> None:
     mutant = Mutant(old, new, "lock/acquire_all")
-    await is_caught(redis, monkeypatch, mutant, [mutant.script], together, CHECKS_TOGETHER)
+    await is_caught(redis, monkeypatch, mutant, [mutant.script], together, CHECKS_TOGETHER, noticed_by_histories)
 
 
 def noticed_by_histories(mutant: Mutant) -> bool:
