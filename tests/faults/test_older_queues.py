@@ -342,34 +342,6 @@ async def test_p3_a_place_that_could_not_be_given_up(
         await granted_soon(theirs)
 
 
-async def test_a_connection_to_the_same_server_keeps_the_places(
-    server: EmbeddedServer, other: Coordinator, redis: Redis
-) -> None:
-    """A lost connection alone costs nobody its turn."""
-    order: list[str] = []
-
-    async def note(lock: AsyncLock, who: str) -> None:
-        async with lock:
-            order.append(who)
-
-    async with (
-        FaultProxy(server.unix_socket) as proxy,
-        Redis(host=proxy.host, port=proxy.port) as client,
-        Coordinator(client, claim=CLAIM) as sync,
-    ):
-        lease = await AsyncLock(other, NAME).acquire()
-        first = asyncio.create_task(note(AsyncLock(sync, NAME), "first"))
-        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=15)
-        second = asyncio.create_task(note(AsyncLock(other, NAME), "second"))
-        await wait_until(waits(AsyncLock(other, NAME), 2), FAST, timeout=15)
-        await proxy.cut()
-        await wait_until(connected(sync, 2), FAST, timeout=15)
-        await sync.lock("something else").locked()  # behind what the new connection asked first
-        await lease.release()
-        await asyncio.gather(first, second)
-    assert order == ["first", "second"]
-
-
 # -- very many waiters that died together ---------------------------------------------------------------------
 
 

@@ -30,33 +30,6 @@ async def renewed(lease: Lease) -> None:
 # -- connections closed by the server ----------------------------------------------------------------------
 
 
-async def test_client_kill_while_holding() -> None:
-    """P6, C7: the lease is looked at on the next connection, and goes on."""
-    async with served() as s:
-        lease = await s.lock(ttl=2).acquire()
-        opened, first = s.sync.connections, lease._grant.deadline
-        await s.kill_ours()
-        await s.reconnected(opened)
-        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=0.3)  # long before it was due
-        await s.check_held(lease)
-        await lease.release()
-        await s.check_free(lease.fence)
-
-
-async def test_client_kill_while_waiting() -> None:
-    """P3, C7: killed in the moment of the release, or before; the waiter has the lock within a second."""
-    async with served() as s:
-        for _ in range(5):
-            holder = await s.elsewhere().acquire()
-            waiting = asyncio.create_task(s.lock().acquire())
-            await s.queued()
-            await asyncio.gather(s.kill_ours(), holder.release())
-            lease = await asyncio.wait_for(waiting, 1.1)
-            await s.check_held(lease)
-            await lease.release()
-            await s.check_free(lease.fence)
-
-
 async def test_output_buffer_limit() -> None:
     """C8: closed as a slow consumer, the waiter comes back and has the lock within a second."""
     flood = "for _ = 1, 2000 do redis.call('PUBLISH', ARGV[1], '0 0 0 0') end"
@@ -371,25 +344,3 @@ async def test_d2_the_lock_is_evicted(mode: str, policy: str) -> None:
         await s.check_held(other)
         await other.release()
         await s.check_free(other.fence)
-
-
-@modes
-async def test_d2_evicted_and_taken_by_another(mode: str) -> None:
-    """Somebody else may have the lock before the holder knows; its fence is greater, and nobody takes it away."""
-    async with served(mode) as s:
-        taken: list[Lease] = []
-        ttl = 2 * TTL
-
-        async def body(lease: Lease) -> None:
-            first = lease._grant.deadline
-            await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=15)  # so none is due for a while
-            await flood(s, "allkeys-lru")
-            taken.append(await s.elsewhere().acquire(timeout=1))
-            assert taken[0].fence > lease.fence
-            await asyncio.wait_for(for_ever(), ttl / 3 + 0.1)
-
-        _, loss = await lost_in(s.lock(ttl=ttl).acquire(), body)
-        assert loss.reason == "taken"
-        await s.check_held(taken[0])
-        await taken[0].release()
-        await s.check_free(taken[0].fence)

@@ -354,29 +354,3 @@ async def test_a_long_body_takes_no_time_from_later_retries(redis: Redis) -> Non
             tx.set("n", bodies)
 
         assert (await transaction(sync, body, "n")).attempts == 2
-
-
-async def test_totals_are_exact_under_contention(redis: Redis) -> None:
-    runs, all_have_read = 0, asyncio.Event()
-
-    async def body(tx: Transaction) -> None:
-        nonlocal runs
-        count = int(await tx.get("n") or 0)
-        runs += 1
-        if runs == 10:  # the first run of each worker: all but one meet a conflict
-            all_have_read.set()
-        await all_have_read.wait()
-        tx.multi()
-        tx.set("n", count + 1)
-
-    async def worker() -> int:
-        conflicts = 0
-        for _ in range(10):
-            conflicts += (await transaction(redis, body, "n", attempts=1000)).conflicts
-        return conflicts
-
-    conflicts = await asyncio.gather(*(worker() for _ in range(10)))
-    assert await redis.get("n") == b"100"
-    assert sum(conflicts) >= 9
-    assert in_use(redis) == 0
-    assert await watchers(redis) == 0

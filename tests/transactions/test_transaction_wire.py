@@ -8,7 +8,6 @@ to be not known. No connection is left in use, or watching.
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST
 from ..support.inside import read_through
-from ..support.options import OPTIONS
 from ..support.proxy import (
     CUT_AFTER,
     CUT_AFTER_REPLY,
@@ -45,9 +43,6 @@ from ..support.proxy import (
     Rule,
 )
 from ..support.transactions import TIMEOUT, Wired, wired
-
-TRANSACTIONS = 160 * OPTIONS.scale
-"""How many of them meet faults at random. Before a release: --scale=60."""
 
 FAULTS: dict[str, Action] = {
     "cut before": CUT_BEFORE,
@@ -343,60 +338,3 @@ async def test_exec_refused_does_nothing_and_leaves_no_multi_open(server: Embedd
         assert await it.counted() == 0
         await it.check_clean()
         assert await it.client.incr("x") == 1  # and not "QUEUED"
-
-
-# -- at random ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", ["plain", "exactly once"])
-async def test_nothing_is_done_twice_whatever_is_cut_or_cancelled(server: EmbeddedServer, mode: str) -> None:
-    """Four tasks contend for a counter behind a wire that is cut at random; each transaction signs a ledger."""
-    chance = random.Random(5)
-    known: set[str] = set()
-    absent: set[str] = set()
-    async with wired(server, socket_timeout=5) as it:
-        for fault in (CUT_BEFORE, CUT_AFTER, CUT_INSIDE_REPLY):
-            it.proxy.on(lambda args: args[0] != b"HELLO" and chance.random() < 0.005, fault, times=None)
-
-        async def signed(tx: Transaction, name: str) -> None:
-            count = int(await tx.get(it.key) or 0)
-            tx.multi()
-            tx.set(it.key, count + 1)
-            tx.rpush(it.done, name)
-
-        async def one(name: str) -> None:
-            running = asyncio.create_task(
-                transaction(it.client, lambda tx: signed(tx, name), it.key, attempts=99, exactly_once=mode != "plain")
-            )
-            if chance.random() < 0.1:
-                for _ in range(chance.randrange(40)):
-                    await asyncio.sleep(0)
-                running.cancel()
-            try:
-                await running
-                known.add(name)
-            except OutcomeUnknown:
-                assert mode == "plain"
-            except (Unreachable, CommandRefused):
-                absent.add(name)
-            except asyncio.CancelledError:
-                pass  # done or not
-
-        async def worker(number: int) -> None:
-            for turn in range(TRANSACTIONS // 4):
-                await one(f"{number}:{turn}")
-
-        await asyncio.gather(*(worker(number) for number in range(4)))
-        await it.check_clean()
-        names = [name.decode() for name in await _all(it)]
-        assert len(names) == len(set(names)) == int(await it.direct.get(it.key) or 0)
-        assert known <= set(names)
-        assert not absent & set(names)
-        assert len(known) > TRANSACTIONS / 2
-
-
-async def _all(it: Wired) -> list[bytes]:
-    untyped: Any = it.direct
-    found: list[bytes] = await untyped.lrange(it.done, 0, -1)
-    return found
