@@ -136,7 +136,7 @@ async def test_a_job_is_listed_shown_and_forgotten(server: EmbeddedServer, redis
     assert found["mark"]["state"] == "failed"
 
     asked = await ran("forget", "job:c", *url)
-    assert (asked.returncode, "add --yes" in asked.stderr) == (2, True)
+    assert (asked.returncode, "pass --yes" in asked.stderr) == (2, True)
     forgotten = await ran("forget", "job", "--slot", "a:b", "--yes", *url)
     assert forgotten.stdout == "forgotten: 'job:a%3Ab' was done, for 24h more\n"
     assert (await ran_json("forget", "job:c", "--yes", *url))["forgotten"] == "failed"

@@ -190,7 +190,7 @@ def test_the_workers_die_with_the_demo(server: tuple[EmbeddedServer, redis.Redis
         ("-h", 0, "demo"),
         ("--help", 0, "demo"),
         ("demo --url unix:///nowhere/none.sock", 2, "The demo could not be carried out: cannot reach unix:"),
-        ("demo --processes 1", 2, "nobody to sell"),
+        ("demo --processes 1", 2, "none to sell"),
         ("demo --url http://localhost", 2, "--url"),
         ("demo --url redis+cluster://localhost", 2, "one server"),
         ("demo --items 0", 2, "--items"),
