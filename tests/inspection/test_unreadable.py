@@ -64,13 +64,13 @@ def unreadable(view: NameView) -> str:
 
 HIDDEN: dict[str, tuple[str, tuple[str, ...]]] = {
     "its fence": ("x", tuple(it for it in LOCK if "fence" not in it)),
-    "who holds it and the time left of its lease": ("x", LOCK[1:]),
+    "its holder and the time left of its lease": ("x", LOCK[1:]),
     "its queue": ("x", tuple(it for it in LOCK if "queue" not in it)),
     "which of its waiters are alive": ("x", LOCK[:-1]),
     "the time left of its lease": ("x", (*LOCK, "-pttl")),
-    "who holds it and its fence": ("x", (*LOCK, "-get")),
+    "its holder and its fence": ("x", (*LOCK, "-get")),
     "its limit and fences": ("s", tuple(it for it in SEMAPHORE if "state" not in it)),
-    "who holds it": ("s", SEMAPHORE[1:]),
+    "its holder": ("s", SEMAPHORE[1:]),
 }
 
 
@@ -87,7 +87,7 @@ async def test_what_is_not_readable_is_the_only_problem(
     assert unreadable(view) == f"the server refused to show {what}"
     assert not any(it.foreign for it in view.holders)
     assert all(it.alive is not False for it in view.waiters)
-    if "holds" in what:
+    if "holder" in what:
         assert (view.holders, view.available) == ((), None)
     else:
         assert [it.token for it in view.holders] == [it.token for it in full.holders]
