@@ -115,27 +115,6 @@ async def test_p8_fences_that_are_used_up(server: EmbeddedServer, redis: Redis) 
         assert len({lease.token for lease in leases[: FENCE_RANGE + 1]}) == 2
 
 
-async def test_p1_p8_two_processes_in_turn(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
-    """P1, P8: never two at a time, and one fence after the other over both."""
-    leases: list[Lease] = []
-    inside = 0
-
-    async def one(lock: AsyncLock) -> None:
-        nonlocal inside
-        for _ in range(150):
-            async with lock as lease:
-                inside += 1
-                leases.append(lease)
-                await asyncio.sleep(0)
-                assert inside == 1, "P1"
-                inside -= 1
-
-    await asyncio.gather(*(one(shared(who)) for who in (sync, other) for _ in range(4)))
-    assert rising(leases)
-    tokens = [lease.token for lease in leases]
-    assert sum(before != after for before, after in itertools.pairwise(tokens)) > 3, "in turn"
-
-
 # -- others wait ---------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.lock import Lock as RedisLock
 
 from redis_sync_aio import (
     AcquireTimeout,
@@ -379,28 +378,3 @@ async def test_p11_a_foreign_lock_without_ttl_is_shown_and_never_given_one(redis
         async with asyncio.timeout(9):
             await (await waiting).release()
         assert not await lock.locked()
-
-
-@each_push
-async def test_p11_locks_of_redis_py_and_ours_exclude_each_other(redis: Redis, push: Any) -> None:
-    inside: list[str] = []
-
-    async def section(who: str) -> None:
-        inside.append(who)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert inside == [who], "P1"
-        inside.remove(who)
-
-    async def ours(lock: AsyncLock) -> None:
-        for _ in range(10):
-            async with lock:
-                await section("ours")
-
-    async def theirs() -> None:
-        for _ in range(10):
-            async with RedisLock(redis, "x", timeout=10, sleep=0.001):
-                await section("theirs")
-
-    async with tuned(redis, push=push, poll=FAST) as sync, asyncio.timeout(25):
-        await asyncio.gather(ours(sync.lock("x")), theirs(), ours(sync.lock("x")), theirs())
