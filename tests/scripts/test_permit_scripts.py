@@ -25,6 +25,7 @@ from .permits import (
     POLLS,
     QUEUE,
     QUEUED,
+    SPENT,
     STATE,
     TTL,
     Client,
@@ -46,10 +47,23 @@ from .permits import (
 
 pytestmark = pytest.mark.real
 
-# -- one script after the other ----------------------------------------------------------------------------
 
-
-# -- P2, P3: who is next -----------------------------------------------------------------------------------
+# A script that drops nothing of what is over would never end with the crowds below: this test is the first.
+@pytest.mark.parametrize("came_first", [True, False], ids=["acquired before", "undone before it came"])
+async def test_p4_a_copy_that_arrives_after_its_undoing_is_spent(redis: Client, came_first: bool) -> None:
+    if came_first:
+        await granted(redis, b"a", weight=2)
+    for expected in (int(came_first), 0):
+        assert await release(redis, b"a", pending=True) == expected
+    ticket = ticket_member(ALIVE, 1, 20_000, b"a", 2)
+    for _ in range(2):
+        assert (await ask(redis, b"a", ticket, weight=2))[0] == SPENT
+        assert await renew(redis, b"a") == 0
+    assert (await holders(redis), await redis.zcard(QUEUE)) == ({}, 0)
+    await granted(redis, b"b", weight=2)
+    await expire(redis, b"a")
+    assert (await ask(redis, b"c"))[0] == BUSY
+    assert await redis.zrange(PERMITS, 0, -1) == [b"b"], "tombstones go like permits"
 
 
 # -- resize ------------------------------------------------------------------------------------------------
