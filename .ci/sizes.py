@@ -20,9 +20,10 @@ LIMITS = {
     "names in all public modules": 150,
     # with EVAL where only EVALSHA is refused, advice after ends at HELLO, reconnects that are spread by the number of
     # clients, queues that two layouts share, and a limit to the dead that a script drops
+    # and a Redlock that waits for a majority only and asks its servers for one fence
     "lines of code": 21_966,
     "files": 137,
-    "lines of Lua": 1_377,  # the same
+    "lines of Lua": 1_378,  # the same
     "protocols": 15,
     "imports, percent of the code": 9.2,
 }

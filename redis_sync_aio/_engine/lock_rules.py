@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from .._scripts.constants import (
+    APART_US,
     ASK_AGAIN,
     BUSY_MS,
     FENCE_RANGE,
@@ -74,9 +75,10 @@ class LockDraft(QueueDraft):
 
     # -- small steps -------------------------------------------------------------------------------------
 
-    def next_fence(self, token: bytes, ms: int, number: int = 0) -> int:
-        ahead = max(0, self.fence + 1 - self.now)  # the clock stood still or went back: count up until it has caught up
-        first = max(self.fence + 1, self.now)
+    def next_fence(self, token: bytes, ms: int, number: int = 0, least: int = 0) -> int:
+        begin = least if 0 < least - self.now <= APART_US else self.now
+        first = max(self.fence + 1, begin)
+        ahead = first - self.now if self.fence >= begin else 0  # the clock stood still or went back
         self.fence, self.granted = first - 1 + (number or _fences_of(token)), token
         self.kept = remembered(ms) + ahead // 1000
         return first
@@ -166,10 +168,11 @@ def acquire(
     reusable: bool,
     most: int | None = None,
     former: int | None = None,
+    least: int | None = None,
 ) -> LockDecision:
     """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty, or ``most`` tickets wait.
 
-    ``former``: the place that the ticket had, if the request is repeated.
+    ``former``: the place that the ticket had, if the request is repeated. ``least``: of a Redlock, the least fence.
     """
     draft = LockDraft(before)
     if draft.spent(token, reusable):
@@ -182,7 +185,7 @@ def acquire(
     turn = draft.settle(member) if draft.holder is None else Settled.GRANTED
     if turn is Settled.FREE:
         draft.leave(member)
-        fence = draft.next_fence(token, ttl_ms)
+        fence = draft.next_fence(token, ttl_ms, least=least or 0)
         draft.hold(token, ttl_ms)
         draft.tell_holder()  # the waiters behind it in the queue
         return draft.decide(fence)

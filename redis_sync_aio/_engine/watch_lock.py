@@ -182,8 +182,8 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
     """Decide as lock/acquire.lua does."""
     token, ttl_ms, member, poll_ms, reusable, *_ = words
     own, ttl, poll, again = blob(member), int(ttl_ms), int(poll_ms), int(reusable) == 1
-    most, former = number_at(words, 5), number_at(words, 6)
-    rule = lambda it: rules.acquire(it, blob(token), ttl, own, poll, again, most, former)  # noqa: E731
+    most, former, least = (number_at(words, at) for at in (5, 6, 7))
+    rule = lambda it: rules.acquire(it, blob(token), ttl, own, poll, again, most, former, least)  # noqa: E731
     return _one(keys, own, rule, waits=True, former=former)
 
 

@@ -94,6 +94,8 @@ MAX_NOTIFIED = 64
 
 QUEUE_TTL_MS = 600_000
 """Lifetime of a queue after a ticket in it was last renewed."""
+APART_US = 10_000_000
+"""Microseconds by which the fence that a Redlock asks for may be ahead of a server's clock."""
 HOUR_MS = 3_600_000
 """Least lifetime of fences and limits."""
 DAY_MS = 86_400_000

@@ -43,8 +43,12 @@ MUTANTS: Mapping[str, Mutant] = {
         "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'",
     ),
     "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', place", "'ZADD', QUEUE, place"),
-    "a ticket that was passed over goes to the end": Mutant("former and former + 0 < now and", "false and"),
-    "a place of another clock counts": Mutant("former and former + 0 < now and", "former and"),
+    "a ticket that was passed over goes to the end": Mutant(
+        "(former or '') ~= '' and former + 0 < now and", "false and"
+    ),
+    "a place of another clock counts": Mutant(
+        "(former or '') ~= '' and former + 0 < now and", "(former or '') ~= '' and"
+    ),
     "nobody learns that a ticket was passed over": Mutant("back and 1 or new", "new"),
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),

@@ -36,6 +36,30 @@ async def holder(redis: Client) -> bytes | None:
     return found
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["no queue", "behind a dead waiter"])
+async def test_p8_the_fence_that_a_redlock_asks_for(redis: Client, behind: bool) -> None:
+    """Granted as it is if it is ahead of the clock and of the last fence, and not more than ten seconds."""
+
+    async def granted(ahead: float) -> tuple[int, int]:
+        seconds, micros = await redis.time()
+        asked = (seconds * 1_000_000 + micros) + round(ahead * 1_000_000)
+        if behind:  # it is dropped, and uses up a fence
+            await redis.zadd(KEYS.queue, {ticket_member(b"rsa:gone", 1, TTL, b"gone"): 1})
+        token = b"%d" % asked
+        fence = await run(redis, "lock/acquire", token, TTL, b"", 0, 0, b"", b"", b"%016d" % asked)
+        await run(redis, "lock/release", token, b"")
+        return fence, asked
+
+    fence, asked = await granted(9)
+    assert fence == asked
+    last, asked = await granted(-1)
+    assert fence < last <= fence + 2, "the last fence is greater"
+    await redis.delete(KEYS.fence)
+    for ahead in (-1, 11):
+        fence, asked = await granted(ahead)
+        assert abs(fence - asked) > 500_000, "the clock counts"
+
+
 async def test_p2_a_ticket_that_was_passed_over_has_its_place_again(redis: Client) -> None:
     """Its turn came while nobody listened. It is ahead of all that came later, also when the lock is free."""
 

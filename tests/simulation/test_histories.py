@@ -55,6 +55,8 @@ from ..support.inside import (
 KEYS = lock_keys(b"h")
 OTHER = lock_keys(b"{h}:other")
 BOTH = LockKeys(KEYS.name, KEYS.all + OTHER.all)
+AHEAD = (None, 50_000, None, -50_000, 10_000_000, 10_000_001)
+"""By how much the least fence that a request asks for is ahead of the clock (µs); None: it asks for none."""
 SLOW_MS = 30_000
 """A test is over before so much of a real ttl has passed."""
 
@@ -217,9 +219,13 @@ class History(Compared[LockSnapshot]):
         self.asking, self.own = actor, (actor.ticket,)
         most = most_waiting(actor.number)
         former = self.came.get(actor.ticket)
-        again = () if former is None else (b"" if most is None else most, former)
-        asked = (*words, int(reusable), *(again or (() if most is None else (most,))))
-        decide = lambda it: rules.acquire(it, *words, reusable, most, former)  # noqa: E731
+        ahead = AHEAD[actor.number % len(AHEAD)]
+        least = None if ahead is None else self.now + ahead
+        more = [*(b"" if one is None else one for one in (most, former)), b"" if least is None else b"%016d" % least]
+        while more and more[-1] == b"":
+            del more[-1]
+        asked = (*words, int(reusable), *more)
+        decide = lambda it: rules.acquire(it, *words, reusable, most, former, least)  # noqa: E731
         with self.kept_in(KEYS.queue, *([KEYS.polls] if words[3] else [])) as queued:
             queued(actor.ticket, self.both(decide, "lock/acquire", *asked, mute=mute))
         self.asking, self.own = None, ()

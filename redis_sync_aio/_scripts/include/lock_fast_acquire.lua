@@ -1,5 +1,6 @@
 -- Acquire a lock that nobody holds and nobody waits for, with four commands. Returns the fence, or
--- leaves all as it was. Needs `token`, `ttl`, and `tail`: the place of the last ticket.
+-- leaves all as it was. Needs `token`, `ttl`, `tail`: the place of the last ticket, and `least`: as
+-- for next_fence.
 if not tail then
   local taken
   if ttl == '0' then taken = redis.call('SET', NAME, token, 'NX')
@@ -7,6 +8,7 @@ if not tail then
   if taken then
     local clock = redis.call('TIME')
     local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
+    if least and least > digits and least - digits <= APART_US then digits = least end
     local fence = sharer(token) and string.format('%.0f', digits + FENCE_RANGE - 1) or digits
     local before = redis.pcall('SET', FENCE, fence .. ' ' .. token, 'PX', remember(ttl), 'GET')
     if not before then return digits + 0 end

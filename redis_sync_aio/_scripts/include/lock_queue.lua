@@ -13,9 +13,11 @@ local digits = clock[1] .. string.sub('00000' .. clock[2], -6) -- as text: 16 di
 -- include: later_layout
 
 -- P8: a hybrid clock. Returns, as text, a fence above every earlier one, even if the stored fence
--- was lost. Of a range the first fence is returned and the last one is stored.
-local function next_fence(token, ms, range)
+-- was lost. Of a range the first fence is returned and the last one is stored. It is `least` (text)
+-- if that is ahead of the clock, but not far.
+local function next_fence(token, ms, range, least)
   local fence, keep, more = digits, remember(ms), (range or fences_of(token)) - 1
+  if least and least > fence and least - fence <= APART_US then fence = least end
   local function upto() return more == 0 and fence or string.format('%.0f', fence + more) end
   local last = redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep, 'GET')
   if last and string.byte(last, 17) ~= 32 then -- not ours: restore it, but for its ttl
