@@ -21,9 +21,9 @@ LIMITS = {
     # with EVAL where only EVALSHA is refused, advice after ends at HELLO, reconnects that are spread by the number of
     # clients, queues that two layouts share, and a limit to the dead that a script drops
     # and a Redlock that waits for a majority only and asks its servers for one fence
-    "lines of code": 21_966,
+    "lines of code": 22_140,
     "files": 137,
-    "lines of Lua": 1_378,  # the same
+    "lines of Lua": 1_382,  # the same
     "protocols": 15,
     "imports, percent of the code": 9.2,
 }

@@ -31,7 +31,7 @@ from redis.backoff import NoBackoff
 
 from .._core.cancellation import heeded, wait_shielded
 from .._core.version import __version__
-from .replies import Reply, Words, pack_reply, unpack
+from .replies import pack_reply, unpack
 
 # -- Connections in a forked child: they belong to the parent, and the child must neither use nor close them ---
 
@@ -170,28 +170,6 @@ async def bared(connecting: Awaitable[T]) -> T:
     except redis.exceptions.ConnectionError as error:
         failed = bare(error)
     raise failed  # outside the handler: else the wrapper would be the context of the error it wraps
-
-
-async def send_once(client: Redis, words: Words) -> Reply:
-    """Run one command on a pooled connection, once.
-
-    redis-py's `execute_command` would silently repeat it up to 10 times, and the sender has to know about that (P4).
-    A timeout may come at any await, and repeatedly (`cancel_repeatedly`); it cannot interrupt redis-py's bookkeeping.
-    """
-    pool: Any = client.connection_pool
-    connection: Any = await pooled(client)
-    answer: Reply = None
-    try:
-        with heeded():
-            await connection.send_command(*words)
-            answer = await connection.read_response(disable_decoding=True)
-    except redis.exceptions.ResponseError as error:
-        answer = error  # raised below: else it would be the context of a timeout while the connection is given back
-    finally:
-        await _give_back(pool, connection)
-    if isinstance(answer, redis.exceptions.ResponseError):
-        raise answer
-    return answer
 
 
 def write(connection: Any, data: bytes) -> None:

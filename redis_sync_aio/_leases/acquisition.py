@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._client.replies import Argument
 from .._core.cancellation import undo_in
@@ -211,6 +211,11 @@ class Acquisition:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
             self._member = ticket_member(endpoint.inbox, self.number, claim_ms, self.token, request.weight or 1)
         self._resource.add(self)
+
+    @property
+    def waiter(self) -> asyncio.Future[Any] | None:
+        """The future that its task awaits; None if it is for tasks that share."""
+        return self.taker if isinstance(self.taker, asyncio.Future) else None
 
     # -- the request -----------------------------------------------------------------------------------
 

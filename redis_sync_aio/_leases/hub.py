@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import secrets
 import warnings
@@ -436,8 +437,16 @@ SHOWN = 100
 class Hub:
     """The runtime of a coordinator, bound to the event loop that runs when it is made. Making it sends nothing."""
 
-    server_id: bytes | None = None
-    """The run_id of the server, once it was asked for; empty when the server does not say."""
+    clock_ahead: float | None = None
+    """The seconds by which the clock of the server is ahead of the local one, at most; None: not known."""
+    clock_asked: float = -math.inf
+    """The local time of that question."""
+    late = 0
+    """Number of times in a row that it answered too late as the first server of a Redlock."""
+    ask_again_at: float = -math.inf
+    """The local time when a Redlock asks it again although it is silent."""
+    history = b""
+    """The id of the history of the server's data, if its link does not ask for it."""
     ahead_reported = False
     """True if it was logged that its fences are far ahead of those of the other servers of a Redlock."""
     met_later_layout = False

@@ -154,9 +154,9 @@ class Resource:
     def waiters(self) -> Iterator[tuple[Waiter, float]]:
         """Iterate over the futures that tasks await which wait for this name, each with its beginning (local clock)."""
         for acquisition in self.acquisitions.values():
-            taker = acquisition.taker
-            if isinstance(taker, asyncio.Future) and not taker.done():  # otherwise it is for tasks that share
-                yield taker, acquisition.begun
+            waiter = acquisition.waiter
+            if waiter is not None and not waiter.done():
+                yield waiter, acquisition.begun
         for cohort in self.cohorts.values():
             yield from cohort.waiters()
 
@@ -212,7 +212,7 @@ class Resource:
         """End the wait of ``task``, which awaits ``waiter``, if its own body holds ``lease`` of the same name."""
         by = ref(task)
         for acquisition in list(self.acquisitions.values()):
-            if acquisition.taker is waiter and (error := deadlock(self.name, [lease], by, acquisition.weight == 1)):
+            if acquisition.waiter is waiter and (error := deadlock(self.name, [lease], by, acquisition.weight == 1)):
                 acquisition.withdraw(error)
                 return
         for cohort in self.cohorts.values():

@@ -69,7 +69,7 @@ def _holder(grant: Grant, maker: Maker, permits: int) -> HolderView:
 
 def _waiters(resource: Resource, maker: Maker, permits: int, tasks: dict[Any, str]) -> Iterator[WaiterView]:
     asked: dict[Any, tuple[bytes, bytes, int]] = {
-        it.taker: (it.token, it.token, it.weight) for it in resource.acquisitions.values()
+        it.waiter: (it.token, it.token, it.weight) for it in resource.acquisitions.values()
     }
     for cohort in resource.cohorts.values():
         for future, request, _ in cohort.line:

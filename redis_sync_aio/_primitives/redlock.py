@@ -36,7 +36,8 @@ class RedlockLease(BaseLease):
     """One lease on a majority of servers: the result of `AsyncRedlock.acquire`.
 
     It is held as long as a majority holds it, less the allowance for fast clocks. ``fence`` rises from one lease to the
-    next, whichever servers granted it. ``token`` has the tokens of all servers that granted it, separated by spaces.
+    next, whichever servers granted it. ``token`` has the tokens of all servers that hold it, separated by spaces; it
+    changes when a server joins.
     It guards no transaction: no server can compare the tokens of all and write in one step.
     """
 
@@ -47,7 +48,10 @@ class RedlockLease(BaseLease):
 
     @property
     def held_on(self) -> int:
-        """The number of servers that hold the lease, as far as this process knows. It falls as servers lose it."""
+        """The number of servers that hold the lease, as far as this process knows.
+
+        At first that is a majority. It rises as others answer, and falls as servers lose it.
+        """
         return len(self._group.held())
 
 
@@ -55,15 +59,15 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     """One lock on n independent servers, which works while a minority of them is down, hung, or has lost its data.
 
     The algorithm is Redlock (S. Sanfilippo, "Distributed Locks with Redis", redis.io): ask all servers together, each
-    with little time for its answer. The lock is acquired if n // 2 + 1 of them grant it and their leases have not ended
-    meanwhile; otherwise everything is given back. Three things are added:
+    with little time for its answer. The lock is acquired when n // 2 + 1 of them have granted it and their leases have
+    not ended meanwhile; otherwise everything is given back. Three things are added:
 
     - A request that has to wait stands in the queue of the first server that answers, which wakes it. There are no
       random retries, so the order is that of arrival while the same server answers to all.
     - Leases are renewed, servers that do not hold the lock are asked again, and the body is cancelled when there is no
       majority any more.
-    - There is a fence. The greatest that was granted is raised on the other servers before `acquire` returns. (A fence
-      that is more than 10 seconds ahead of a majority is not used: the clock of that server is wrong.)
+    - There is a fence. A majority has granted it, or it is raised there before `acquire` returns. (A fence that is more
+      than 10 seconds ahead of a majority is not used: the clock of that server is wrong.)
 
     Guarantee: there is never more than one holder by the clocks of a majority of servers, under two conditions. The
     clocks run at the same speed (1 % and 2 ms of a ttl are allowed for). And no server forgets a lease before its end:
@@ -85,8 +89,8 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         on_lost: As for `AsyncLock`.
         engine: As for `AsyncLock`, on each server.
         answer_within: How long a server may take to answer (seconds), more than 0, short compared with
-            ``ttl``. While the others are a majority, a server is not awaited any longer once it has owed an answer for
-            that time.
+            ``ttl``. While the others are a majority, a server that has owed an answer for that time is left out, and
+            asked once a second.
 
     Raises:
         TypeError, ValueError: An argument is bad (also: fewer than two clients, or one of them twice). Nothing was
@@ -132,7 +136,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, label: str | None = None
     ) -> Acquiring[RedlockLease]:
-        """Wait for a majority and return one lease over it. Two round trips if the lock is free.
+        """Wait for a majority and return one lease over it. Mostly one round trip if the lock is free.
 
         Args:
             timeout: How long to wait (seconds). 0: do not wait. None: forever.
@@ -146,7 +150,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             CommandRefused: So many servers answered with an error that the others are no majority.
             WouldDeadlock: A body of this task holds the lock.
             CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
-            TypeError, ValueError: An argument is bad, or two clients lead to one server. Nothing was acquired.
+            TypeError, ValueError: An argument is bad, or two clients lead to one server, or to it and its replica.
 
         On cancellation, and after an error, everything that was acquired is given back in the background.
         """
@@ -169,7 +173,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     @explains_words_of_redis_py
     def try_acquire(self, *, ttl: Seconds | None = None, label: str | None = None) -> Acquiring[RedlockLease | None]:
-        """Return a lease, or None if the lock is taken or contended. Two round trips.
+        """Return a lease, or None if the lock is taken or contended. Mostly one round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout; Unreachable and
         CommandRefused are raised after one attempt. Two callers that try at the same moment may both get None.
@@ -182,10 +186,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         return None if grant is None else RedlockLease(grant, self._itself)
 
     async def _try(self, wanted: Wanted) -> RedlockGrant | None:
-        grant, _, error = await self._majority.ask_all(wanted, math.inf)
-        if grant is None and error is not None:
-            raise error
-        return grant
+        return await self._majority.try_acquire(wanted)
 
     # -- releasing and looking -------------------------------------------------------------------------
 

@@ -87,6 +87,7 @@ class Connection(asyncio.Protocol):
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
         self.dialogues: DialogueQueue = DialogueQueue(converse, self._exchange, self._on_error)
         self.heard: float = now()  # when anything was last received
+        self.asked: float = self.heard  # when `ask` last sent anything
         self.leads_to: tuple[str | None, int | None] = adopted.leads_to
         self.named: bool = adopted.named
         self.no_stream: str = adopted.no_stream
@@ -131,6 +132,7 @@ class Connection(asyncio.Protocol):
     def ask(self, words: Words) -> asyncio.Future[Reply]:
         """Send any command; return a future of its reply, which may be ReplyError."""
         future: asyncio.Future[Reply] = self._loop.create_future()
+        self.asked = now()
         self._write(future, pack(words))
         return future
 
@@ -317,7 +319,7 @@ class Handshake:
         self.clients = 0
         """Number of clients of the server, as of the newest connection; 0: it is not known."""
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
-        self._history = b""  # of the data behind the previous connection; empty if it is not known
+        self.history = b""  # of the data behind the previous connection; empty if it is not known
         self._newest: tuple[object, int | None] | None = None  # newest connection: its address, and its id there
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hello: asyncio.Future[Reply] | None = None  # the newest answer
@@ -341,7 +343,7 @@ class Handshake:
             await self._follow(history)
         listeners = await self._subscribe(connection, hello)
         if self._newest is None:
-            self._history = await self._history_of(history)
+            self.history = await self._history_of(history)
         else:
             self.alone = (listeners == 1 and not self._former) or await self._retire(connection, self._newest)
         self._newest = connection.leads_to, await self._client_id(client_id)
@@ -363,11 +365,11 @@ class Handshake:
     async def _follow(self, answer: asyncio.Future[Reply]) -> None:
         """Take a new inbox unless the server has the data that were behind the previous connection."""
         history = await self._history_of(answer)
-        if not history or history != self._history:
+        if not history or history != self.history:
             self._former.append(self.inbox)
             self.endpoint = self.endpoint.again()
             self.inbox = self.endpoint.inbox
-        self._history = history
+        self.history = history
 
     async def _subscribe(self, connection: Connection, hello: asyncio.Future[Reply]) -> int:
         """Subscribe to the inbox; return the number of connections that listen to it.
@@ -443,7 +445,7 @@ class Handshake:
 
     def forget(self) -> None:
         """Take a new inbox on the next connection: an abandoned ticket may be left in a queue."""
-        self._history = b""
+        self.history = b""
 
     def hear(self) -> None:
         """Note that the message arrived that proves the subscription."""

@@ -1,4 +1,4 @@
-"""Where a link leads to: the server's id, and notices that the client connects elsewhere.
+"""Where a link leads to: notices that the client connects elsewhere.
 
 After a planned failover by Sentinel the old primary takes writes for about ten seconds more, and a DNS name may be
 pointed at another server while the old one lives on. A connection to such a server answers every command, so it shows
@@ -15,7 +15,6 @@ the connections to the old server, or the old server has to refuse writes.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
@@ -25,35 +24,9 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from .._client.redis_py import send_once
-from .._client.replies import error_answer
-from .._client.settings import RedisClient
 from .._core import logs
 from .._core.cancellation import cancel_repeatedly, cancelled
 from .._core.clock import now
-from .call import not_from_outside
-
-# -- The id by which a server knows itself: new at each start, and different for each server -------------------
-
-
-_RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")
-
-
-async def run_id(client: RedisClient, within: float) -> bytes | None:
-    """Return the id of the server; empty if it does not answer in time, None if it is unreachable."""
-    assert isinstance(client, Redis), "a cluster has several"
-    try:
-        async with asyncio.timeout(within):
-            with cancel_repeatedly(within):
-                answer = await send_once(client, (b"INFO", b"server"))
-    except TimeoutError:
-        return b""
-    except (Exception, asyncio.CancelledError) as error:
-        failure = not_from_outside(error, closed=False)
-        return None if error_answer(failure) is None else b""
-    found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
-    return b"" if found is None else found[1]
-
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks."""

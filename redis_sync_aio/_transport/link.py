@@ -329,7 +329,7 @@ class Link:
     def overdue(self) -> float:
         """Return for how many seconds the server has owed its oldest answer; 0.0 if it owes none."""
         if self._connection is not None:
-            since = self._connection.oldest(self._connection.heard)
+            since = self._connection.oldest(self._connection.asked)
         else:
             since = self._queue.unsent[0].sent if self._queue.unsent else None
         return 0.0 if since is None else now() - since
@@ -337,6 +337,17 @@ class Link:
     def endpoint_of(self, keys: Keys) -> Endpoint:
         """Return the endpoint by which the server knows us."""
         return self._handshake.endpoint
+
+    @property
+    def history(self) -> bytes:
+        """The id of the history of the server's data; empty if it is not known."""
+        return self._handshake.history
+
+    def ping_after(self, silence: float) -> None:
+        """Ask the server for a sign of life if it has been silent for so many seconds, and owes no answer."""
+        connection = self._connection
+        if connection is not None and not connection.pending and now() - connection.heard > silence:
+            self.ping(connection)
 
     @property
     def alone(self) -> bool:

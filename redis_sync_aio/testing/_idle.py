@@ -112,7 +112,7 @@ def _cancelled_waits(hub: Hub) -> Iterator[str]:
     """
     awaited = {getattr(task, "_fut_waiter", None): task.get_name() for task in asyncio.all_tasks(hub.loop)}
     for resource in hub.resources.values():
-        waits: list[Any] = [it.taker for it in resource.acquisitions.values()]
+        waits: list[Any] = [it.waiter for it in resource.acquisitions.values()]
         for cohort in resource.cohorts.values():
             waits += [future for future, *_ in cohort.line]
         for future in waits:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from redis_sync_aio import compat, jobs
 from redis_sync_aio._inspection import reading, views
-from redis_sync_aio._primitives import majority
+from redis_sync_aio._primitives import majority, quorum
 from redis_sync_aio.cli import _session
 from redis_sync_aio.contrib import _series, _web, prometheus
 from redis_sync_aio.testing import _losses
@@ -25,14 +25,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "clocks may be far apart": Mutant(
         majority,
         "majority_fence",
-        "first - last <= APART * 1_000_000",
+        "first - last <= APART_US",
         "True",
         by="test_p8_a_server_whose_clock_is_an_hour_ahead",
     ),
     "clocks that are apart are not named": Mutant(
         majority,
         "why_no_fence",
-        "if len(granted) < sum(vote.answered for vote in votes.all):",
+        "if len(granted) < sum(vote.known for vote in votes):",
         "if True:",
         by="test_p8_fences_rise_when_the_one_that_is_ahead_is_all_that_remembers",
     ),
@@ -44,14 +44,27 @@ MUTANTS: Mapping[str, Mutant] = {
         by="test_p8_a_server_whose_clock_is_an_hour_ahead",
     ),
     "a minority that answers is enough": Mutant(
-        majority.Majority, "ask_all", "if len(answered) < self.quorum:", "if False:", by="test_e9_no_majority_answers"
+        majority.Majority, "_ask_all", "if len(answered) < self.quorum:", "if False:", by="test_e9_no_majority_answers"
     ),
     "a waiter at a server is passed": Mutant(
         majority.Majority,
-        "ask_all",
-        "if found is not None and found.waiting:",
+        "_ask_all",
+        "if found is not None and found.waiting > gate.waits:",
         "if False:",
         by="test_p2_first_come_first_served",
+    ),
+    "a fence that fewer than a majority granted counts": Mutant(
+        majority, "agreed_fence", "fences.count(fence) >= quorum", "True", by="test_random_schedules"
+    ),
+    "a late grant with a lower fence joins": Mutant(
+        quorum.QuorumGroup,
+        "answered",
+        "lease.fence < self.fence",
+        "False",
+        by="test_p8_a_server_that_joins_knows_the_fence",
+    ),
+    "a hand-over waits for the next look": Mutant(
+        quorum.Attempt, "answered", "self._decided()", "False", by="test_p3_contended_hand_overs_come_in_time"
     ),
     "a transient refusal is final": Mutant(
         majority.Majority,

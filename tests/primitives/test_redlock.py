@@ -27,6 +27,7 @@ from redis_sync_aio import (
     LeaseLost,
     NotHeld,
     Unreachable,
+    WouldDeadlock,
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
@@ -235,6 +236,52 @@ async def test_p3_handed_over_by_a_push(one: Process, two: Process) -> None:
         await lease.release()
 
 
+async def test_p3_contended_hand_overs_come_in_time(one: Process, two: Process) -> None:
+    """Tasks of two processes: none waits for a look, which comes after a second."""
+    free_since, gaps = now(), list[float]()
+
+    async def work(lock: AsyncRedlock) -> None:
+        nonlocal free_since
+        for _ in range(4):
+            lease = await lock.acquire()
+            gaps.append(now() - free_since)
+            await asyncio.sleep(0.1)
+            free_since = now()
+            await lease.release()
+
+    await asyncio.gather(*(work(redlock(process)) for process in (one, two) for _ in range(4)))
+    assert len(gaps) == 32
+    assert max(gaps) < 0.3
+
+
+async def test_one_script_on_each_server_acquires_it(one: Process, nodes: list[Node]) -> None:
+    """And one releases it: all servers grant the fence that they are asked for."""
+    lock = redlock(one)
+    async with lock:
+        pass
+    await nothing_left(nodes)
+    rules = [node.proxy.on(command, Action.PASS) for node in nodes for command in (ACQUIRE, RELEASE, RENEW)]
+    async with lock as lease:
+        await wait_until(lambda: lease.held_on == 5, SOMETIMES, timeout=5)
+        assert {await node.fence() for node in nodes} == {lease.fence}
+    await nothing_left(nodes)
+    assert [rule.hits for rule in rules] == [1, 1, 0] * 5
+
+
+async def test_waits_are_shown_and_reported(one: Process, two: Process, caplog: pytest.LogCaptureFixture) -> None:
+    holder = await redlock(one).acquire()
+    waiting = asyncio.create_task(redlock(two).acquire(), name="the waiter")
+    await asyncio.sleep(15)
+    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "waiting_long"]
+    assert record.__dict__["lock"] == NAME
+    (waiter,) = [waiter for name in two[0].statistics() for waiter in name.waiters]
+    assert waiter.task == "the waiter"
+    assert waiter.waited is not None
+    assert waiter.waited > 14
+    await holder.release()
+    await (await waiting).release()
+
+
 async def test_the_lease(one: Process, nodes: list[Node]) -> None:
     lock = redlock(one, ttl=5)
     assert not await lock.locked()
@@ -268,15 +315,24 @@ async def test_a_request_in_vain_says_where_it_was_refused(
     one: Process, two: Process, nodes: list[Node], timeout: float, words: str
 ) -> None:
     """It takes its time, and leaves nothing behind."""
+    lease = await redlock(one).acquire()
+    began = now()
+    with pytest.raises(AcquireTimeout, match=f"not free on 3 of 5 servers {words}"):
+        await redlock(two).acquire(timeout=timeout)
+    assert timeout <= now() - began < timeout + 0.1
+    with pytest.raises(AcquireTimeout):
+        async with redlock(two).acquire(timeout=timeout):
+            pytest.fail("entered")
+    assert await redlock(two).try_acquire() is None
+    await lease.release()
+    await nothing_left(nodes)
+
+
+async def test_p7_a_task_that_waits_for_itself(one: Process, two: Process, nodes: list[Node]) -> None:
+    """Its body holds the lock by other clients: found once it has to wait."""
     async with redlock(one):
-        began = now()
-        with pytest.raises(AcquireTimeout, match=f"not free on 3 of 5 servers {words}"):
-            await redlock(two).acquire(timeout=timeout)
-        assert timeout <= now() - began < timeout + 0.1
-        with pytest.raises(AcquireTimeout):
-            async with redlock(two).acquire(timeout=timeout):
-                pytest.fail("entered")
-        assert await redlock(two).try_acquire() is None
+        with pytest.raises(WouldDeadlock, match="a body of this task holds 'everywhere'"):
+            await redlock(two).acquire(timeout=60)
     await nothing_left(nodes)
 
 
@@ -390,12 +446,12 @@ async def test_e9_two_of_five_hang(one: Process, two: Process, nodes: list[Node]
     with paused([nodes[0], nodes[3]]):
         began = now()
         lease = await hasty(one).acquire()
-        assert now() - began < WITHIN + 0.05
+        assert now() - began < 0.02
         assert lease.held_on == 3
         assert await hasty(two).try_acquire() is None
         waiting = asyncio.create_task(hasty(two).acquire())
         await waiters(two, 1, server=1)
-        assert await seconds_of(lease.release) < WITHIN + 0.05
+        assert await seconds_of(lease.release) < 0.01
         async with asyncio.timeout(3):
             second = await waiting
         assert second.fence > lease.fence
@@ -404,7 +460,7 @@ async def test_e9_two_of_five_hang(one: Process, two: Process, nodes: list[Node]
 
 
 async def test_e9_servers_that_owe_an_answer_are_not_awaited(nodes: list[Node]) -> None:
-    """Two that hang, also the first, cost one `answer_within`, not one for each lease. They count again afterwards."""
+    """Two that hang, also the first, cost nothing while the others are a majority. They count again afterwards."""
     async with process(nodes, response_timeout=30) as patient:
         lock = hasty(patient, ttl=20)
 
@@ -418,8 +474,8 @@ async def test_e9_servers_that_owe_an_answer_are_not_awaited(nodes: list[Node]) 
 
         assert await all_hold_it()
         with paused([nodes[0], nodes[3]]):
-            assert await seconds_of(pair) > WITHIN - 0.01
-            assert await seconds_of(pair) < WITHIN / 2
+            for _ in range(3):
+                assert await seconds_of(pair) < 0.01
             holder = await lock.acquire()
             waiting = asyncio.create_task(hasty(patient, ttl=20).acquire())
             await waiters(patient, 1, server=1)
@@ -428,6 +484,59 @@ async def test_e9_servers_that_owe_an_answer_are_not_awaited(nodes: list[Node]) 
                 await (await waiting).release()
         await wait_until(all_hold_it, SOMETIMES, timeout=5)
     await nothing_left(nodes)
+
+
+async def test_e9_a_silent_minority_is_asked_once_a_second(nodes: list[Node]) -> None:
+    """And nothing waits for it."""
+    async with process(nodes, response_timeout=30) as patient:
+        lock = hasty(patient)
+        async with lock:
+            pass
+        await nothing_left(nodes)
+        asked = nodes[4].proxy.on(ACQUIRE, Action.PASS)
+        with paused(nodes[4:]):
+            async with lock:
+                await asyncio.sleep(WITHIN * 2)
+            for _ in range(50):
+                began = now()
+                lease = await lock.acquire()
+                await lease.release()
+                assert now() - began < 0.01
+                await asyncio.sleep(0.05)
+        await nothing_left(nodes)
+        assert 3 <= asked.hits <= 5
+
+
+async def test_p5_released_before_a_server_has_answered(one: Process, two: Process, nodes: list[Node]) -> None:
+    """Its request is undone by a release that is behind it. The release of the lease does not wait for that."""
+    lock = hasty(one)
+    async with lock:
+        pass
+    with paused(nodes[3:]):
+        lease = await lock.acquire()
+        assert await seconds_of(lease.release) < 0.01
+        async with hasty(two):
+            pass
+    await nothing_left(nodes)
+
+
+async def test_the_first_server_is_not_awaited_after_it_was_late_three_times(nodes: list[Node]) -> None:
+    """Until then it is, half as long again as a majority took: it has the queue."""
+    for node in nodes[1:]:
+        node.proxy.latency = 0.01
+    nodes[0].proxy.latency = 0.1
+    async with process(nodes, response_timeout=30) as far:
+        lock = redlock(far)
+        await lock.locked()  # connected
+        took = []
+        for _ in range(8):
+            began = now()
+            lease = await lock.acquire()
+            took.append(now() - began)
+            await lease.release()
+            await nothing_left(nodes)
+    assert max(took[1:]) < 0.04
+    assert min(took[1:3]) > max(took[3:])
 
 
 async def test_e9_two_of_five_are_gone(one: Process, nodes: list[Node]) -> None:
@@ -707,6 +816,40 @@ async def test_p8_a_server_that_joins_knows_the_fence(one: Process, nodes: list[
         assert second.fence > lease.fence
 
 
+async def test_p8_servers_that_join_stand_in_for_those_that_forget(one: Process, nodes: list[Node]) -> None:
+    """Three of five grant a fence, two join, and two of the first forget all. The next majority has one that knows."""
+    for node in nodes[:3]:
+        await put_ahead(node, 9)
+    lease = await joined_by_two(one, nodes)
+    assert [await node.fence() >= lease.fence for node in nodes] == [True] * 5
+    await lease.release()
+    await nothing_left(nodes)
+    for node in nodes[:2]:
+        await node.restart()
+    for node in (nodes[2], nodes[4]):
+        await node.kill()
+    async with hasty(one).acquire(timeout=5) as second:
+        assert second.held_on == 3
+        assert second.fence > lease.fence
+
+
+async def test_p8_a_late_grant_with_a_lower_fence_does_not_join(one: Process, nodes: list[Node]) -> None:
+    """That server does not know the fence. It is given back, and asked again until its clock is near the fence."""
+    for node in nodes[:4]:
+        await put_ahead(node, 15)
+    await redlock(one).locked()
+    with paused(nodes[4:]):
+        lease = await redlock(one, ttl=6).acquire()
+        assert lease.fence > in_microseconds(14)
+    await asyncio.sleep(4)
+    assert lease.held_on == 4
+    assert await nodes[4].direct.get(NAME) is None
+    await wait_until(lambda: lease.held_on == 5, SOMETIMES, timeout=30)
+    assert await nodes[4].fence() >= lease.fence
+    await lease.release()
+    await nothing_left(nodes)
+
+
 async def test_p8_one_that_is_ahead_does_not_stand_for_one_that_was_not_told(nodes: list[Node]) -> None:
     """All three hold it, but the fence could be raised on one of two only: nobody has it, all is given back."""
     await put_ahead(nodes[1], 3600)
@@ -914,8 +1057,11 @@ async def test_several_clients_of_one_server(nodes: list[Node], db: int) -> None
         for use in (lock.acquire, lock.try_acquire, partial(lock.acquire, timeout=0), lock.__aenter__):
             with pytest.raises(ValueError, match=r"clients no\. 1 and 3 of 'everywhere' lead to one server"):
                 await use()
-        for client in clients:
-            assert await client.get(NAME) is None
+
+        async def nothing_there() -> bool:
+            return not any([await client.get(NAME) for client in clients])
+
+        await wait_until(nothing_there, SOMETIMES, timeout=5)
 
 
 async def test_a_server_that_does_not_say_who_it_is(nodes: list[Node]) -> None:

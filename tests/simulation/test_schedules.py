@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, Unreachable
-from redis_sync_aio._client.redis_py import send_once
+from redis_sync_aio._client.redis_py import pooled
 from redis_sync_aio._engine import commands, watch_dialogue
 from redis_sync_aio._leases.acquisition import Acquisition
 from redis_sync_aio._leases.cohort import Cohort
@@ -112,6 +112,16 @@ def test_random_schedules(private: EmbeddedServer, subject: str, seeds: range) -
             assert happened["in turn"] > number / 5
         elif number >= ENOUGH:
             assert happened["late"]
+
+
+async def send_once(client: Any, words: tuple[Any, ...]) -> Any:
+    """Run one command on a pooled connection, once."""
+    connection: Any = await pooled(client)
+    try:
+        await connection.send_command(*words)
+        return await connection.read_response(disable_decoding=True)
+    finally:
+        await client.connection_pool.release(connection)
 
 
 def elsewhere(

@@ -11,7 +11,7 @@ from .inside import majority, redlock
 def one_server_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take clients as they come; else they would be refused, as test_redlock tells."""
 
-    async def independent(*_: object) -> None:
+    def independent(*_: object) -> None:
         """Say nothing."""
 
     monkeypatch.setattr(redlock, "check_apart", lambda _: None)
