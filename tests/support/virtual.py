@@ -281,6 +281,7 @@ class ToServer(Socket):
 
     def __init__(self, loop: VirtualLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
         self._wire = loop.connect(address)
+        self._address = address
         super().__init__(loop, protocol)
         self._commands = hiredis.Reader()
         self._up: deque[Command] = deque()
@@ -318,18 +319,22 @@ class ToServer(Socket):
         name = words[0].upper()
         self._loop.pass_time(COMMAND)
         if name == b"TIME" and not self._queueing:
-            seconds, micros = (b"%d" % part for part in _parts(self._loop.time()))
+            seconds, micros = (b"%d" % part for part in _parts(self._time()))
             return b"*2\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(seconds), seconds, len(micros), micros)
         if name == b"SCRIPT" and words[1].upper() == b"LOAD" and words[2] in _clocked():
             self._ask((b"SCRIPT", b"LOAD", _clocked()[words[2]]))
         self._loop.set_servers()
         self._follow(name)
-        said = self._ask(in_time(words, self._loop.time()), name.lower() if name in SUBSCRIBING else None)
+        said = self._ask(in_time(words, self._time()), name.lower() if name in SUBSCRIBING else None)
         if name in PUBLISHING and not self._queueing:
             for other in list(self._loop.to_servers):
                 if other is not self:
                     other.collect(name == b"CLIENT")
         return said
+
+    def _time(self) -> float:
+        """Return the time by the server's clock."""
+        return self._loop.time() + self._loop.ahead.get(self._address, 0.0)
 
     def _follow(self, name: bytes) -> None:
         self._subscribed |= name in SUBSCRIBING
@@ -459,6 +464,8 @@ class VirtualLoop(IdleLoop):
         self._ports = iter(range(40000, 65536))
         self.listeners: dict[int, Listener] = {}
         self.to_servers: set[ToServer] = set()
+        self.ahead: dict[Address, float] = {}
+        """By how many seconds the clock of the server at an address is ahead of the loop's."""
         super().__init__(lambda: self._now, self._idle)
         self._random = random.getstate()
         random.seed(0)  # back-off and jitter
