@@ -97,6 +97,11 @@ class ClusterNodes:
         if host and port.isdecimal():
             self._hint = NodeAddress(host, int(port))  # remapped later, as that may raise anything
 
+    def ask_next(self, node: NodeAddress) -> None:
+        """Ask ``node`` before all others next time: slots have left it, and it knows who has them."""
+        self._nodes = [node, *self._nodes]
+        self._failed.pop(node, None)
+
     def ask_last(self, node: NodeAddress) -> None:
         """Ask all other nodes before ``node`` next time."""
         self._failed[node] = now()
@@ -354,6 +359,13 @@ class Cluster:
         self._refreshed = NEVER
         self._doubts += 1
         self.nodes.ask_first(address)
+
+    def lost(self, node: NodeAddress | None) -> None:
+        """Note that ``node`` said that it has lost a slot."""
+        self._refreshed = NEVER
+        self._doubts += 1
+        if node is not None:
+            self.nodes.ask_next(node)
 
     def down(self, node: NodeAddress | None) -> None:
         """Note that ``node`` said that the cluster is down; ask other nodes first.

@@ -14,7 +14,8 @@
       …:queue, …:polls        as above
     {KEY}:turn      string    lock of the transactions on KEY that take turns; with queue, fence and polls
     {KEY}:commit:…  string    whether one transaction on KEY was committed: "done" or "void"
-    rsa:…           channel   inbox of one coordinator; in a cluster, of one at one shard; and its presence
+    rsa:…           channel   inbox of one coordinator; in a cluster, of one at one shard (from Redis 7.0 on a channel
+                              of that shard, too: see `Endpoint.in_shard`); and its presence
 
 All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
 
@@ -29,7 +30,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
@@ -65,8 +66,12 @@ INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
 """Marks the inbox of one shard; upper case, as the hex around it is lower case: see include/publish.lua."""
+SHARD_MARK = b"E"
+"""Marks an inbox that listens to SPUBLISH, too; it and 4 digits are its end: see `Endpoint.in_shard`."""
 POLLING_MARK = b"D"
 """Marks tokens of a polling process. A hex digit, so that patterns of tokens still match."""
+IN_SHARD = 8192
+"""Numbers that are tried for an inbox in the slots of a shard: 2 on average of two shards, and 10 ms at most."""
 PRESENCE_DIGITS = 8
 """Hexadecimal digits at the beginning of an inbox that stay the same for as long as its coordinator lives."""
 SHARING_MARK = b"~"
@@ -168,11 +173,40 @@ class Endpoint(NamedTuple):
         """
         if not self.inbox:
             return self
-        mark = b"%b%02x" % (CLUSTER_MARK, shard)
+        return self._marked(b"%b%02x" % (CLUSTER_MARK, shard))
+
+    def _marked(self, mark: bytes) -> Endpoint:
         return Endpoint(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
+
+    @property
+    def is_in_shard(self) -> bool:
+        """True if the inbox listens to SPUBLISH, too."""
+        return self.inbox[-5:-4] == SHARD_MARK
+
+    def in_shard(self, has: Callable[[bytes], bool]) -> Endpoint:
+        """Return an endpoint whose inbox is in a slot of the shard, as ``has`` says: this one if it is.
+
+        Scripts publish to it by SPUBLISH, which stays in the shard. PUBLISH goes to all nodes of the cluster, and is
+        heard all the same: where SPUBLISH is refused, or the slot has left the shard. Without a slot in `IN_SHARD`
+        tries, as the shard has just a few, the inbox listens to PUBLISH alone.
+        """
+        if self.is_in_shard and has(self.inbox):
+            return self
+        plain, start = self.in_cluster(), secrets.randbelow(1 << 16)
+        for number in range(start, start + IN_SHARD):
+            mark = b"%b%04x" % (SHARD_MARK, number & 0xFFFF)
+            if has(plain.inbox + mark):
+                return plain._marked(mark)
+        return plain
+
+    def in_cluster(self) -> Endpoint:
+        """Return the endpoint whose inbox listens to PUBLISH alone."""
+        return Endpoint(self.inbox[:-5], self.token_prefix[:-6] + b":") if self.is_in_shard else self
 
     def again(self) -> Endpoint:
         """Return a new endpoint for the same server: the former inbox has no listener any more."""
+        if self.is_in_shard:
+            return self.in_cluster().again()
         former = self.inbox.rpartition(b":")[2]
         unique, mark, shard = former.partition(CLUSTER_MARK)
         stays = unique[:PRESENCE_DIGITS]
@@ -182,8 +216,8 @@ class Endpoint(NamedTuple):
 
 
 _MAKER = re.compile(
-    rb"(?:(.+)%b)?([^:]{1,32}):(\d{1,10}):((?:[\w.:/-]*:)?)([0-9a-f]{16}(?:%b[0-9a-f]+)?)(%b)?:\d+(?:%b)?"
-    % (LABEL_MARK, CLUSTER_MARK, POLLING_MARK, SHARING_MARK),
+    rb"(?:(.+)%b)?([^:]{1,32}):(\d{1,10}):((?:[\w.:/-]*:)?)([0-9a-f]{16}(?:%b[0-9a-f]+(?:%b[0-9a-f]{4})?)?)(%b)?:\d+(?:%b)?"
+    % (LABEL_MARK, CLUSTER_MARK, SHARD_MARK, POLLING_MARK, SHARING_MARK),
     re.DOTALL,
 )
 _BEFORE_UNIQUE = re.compile(rb"[^:]*:\d+:(.*)", re.DOTALL)

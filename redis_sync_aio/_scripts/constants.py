@@ -12,6 +12,7 @@ from enum import IntEnum
 
 from .._core.keys import INBOX_PREFIX as INBOX_PREFIX
 from .._core.keys import LABEL_MARK as LABEL_MARK
+from .._core.keys import SHARD_MARK as SHARD_MARK
 from .._core.keys import SHARING_MARK as SHARING_MARK
 
 

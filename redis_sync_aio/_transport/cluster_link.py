@@ -64,10 +64,27 @@ class ShardLink(Link):
             self._links.redirected(address)
         return f"TRYAGAIN {not_now(code, slot, address)}"
 
+    def in_shard(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint with an inbox in a slot that the shard has, as far as is known."""
+        return endpoint.in_shard(lambda inbox: self._links.cluster.shard_at(key_slot(inbox)) is self._shard)
+
     async def check(self, connection: Connection) -> None:
         """Raise unless the connection leads to the primary."""
         if connection.leads_to != self._shard.address:
             raise ConnectionResetError("the primary of these slots became another node meanwhile")
+
+    def _on_push(self, push: list[Reply]) -> None:
+        if push[0] != b"sunsubscribe":
+            super()._on_push(push)
+            return
+        # The slot of the inbox has left this node, or the node is no primary any more: sooner than MOVED says so. The
+        # node was told who has the slot, so it is asked first when the next connection is opened, which gets another
+        # inbox.
+        why = "the slot of its inbox has another node now"
+        self._links.cluster.lost(self._shard.address)
+        if self._connector.opening is not None:
+            self._connector.opening.drop(ConnectionResetError(why))
+        self.drop(why)
 
     def ping(self, connection: Connection) -> None:
         """Ask about a name that is held or waited for here, so that the answer says if its slot has moved.

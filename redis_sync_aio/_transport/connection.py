@@ -51,6 +51,7 @@ ANSWERING = 0.25
 """Seconds since a server was last heard within which it counts as one that answers."""
 
 _NOTHING = object()
+_CONFIRMATIONS = b"subscribe", b"ssubscribe"
 
 
 class Connection(asyncio.Protocol):
@@ -202,7 +203,7 @@ class Connection(asyncio.Protocol):
             kind = type(reply)
             if kind is hiredis.PushNotification:
                 # In RESP3 the confirmation of SUBSCRIBE is a push, in its place among the replies; an error is a reply.
-                if reply[0] == b"subscribe":
+                if reply[0] in _CONFIRMATIONS:
                     _resolve(pending.popleft(), None)
                 else:
                     self._on_push(reply)
@@ -310,8 +311,9 @@ _HISTORY = re.compile(rb"\bmaster_replid:([0-9a-f]+)")
 class Handshake:
     """Sets up the connections of one link, one after the other."""
 
-    def __init__(self, endpoint: Endpoint, response_timeout: float) -> None:
+    def __init__(self, endpoint: Endpoint, response_timeout: float, in_shard: Callable[[Endpoint], Endpoint]) -> None:
         self.endpoint = endpoint
+        self._in_shard = in_shard
         self.alone = bool(endpoint.inbox)
         """True if no earlier connection can still have unread commands of ours."""
         self.response_timeout = response_timeout
@@ -321,7 +323,7 @@ class Handshake:
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
         self.history = b""  # of the data behind the previous connection; empty if it is not known
         self._newest: tuple[object, int | None] | None = None  # newest connection: its address, and its id there
-        self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()  # the kind of the message
         self._hello: asyncio.Future[Reply] | None = None  # the newest answer
         self._hung_up = 0  # times in a row that a connection was lost before that
 
@@ -330,7 +332,7 @@ class Handshake:
 
         Without an inbox nothing is needed, so that any proxy and any user will do.
         """
-        if not self.inbox:
+        if not self.endpoint.inbox:
             self._name(connection)
             return
         if connection.no_stream:
@@ -341,7 +343,13 @@ class Handshake:
         self._name(connection)
         if self._newest is not None:  # else no server has a ticket of ours, so there is no need to wait
             await self._follow(history)
-        listeners = await self._subscribe(connection, hello)
+        endpoint = self._in_shard(self.endpoint)
+        listeners = await self._subscribe(connection, hello, endpoint)
+        if endpoint.is_in_shard and self._heard.result() != b"smessage":
+            # An older server, a user without the right, a proxy; or the slot has just left the shard.
+            endpoint = endpoint.in_cluster()
+            listeners = await self._subscribe(connection, hello, endpoint)
+        self._use(endpoint)
         if self._newest is None:
             self.history = await self._history_of(history)
         else:
@@ -366,19 +374,26 @@ class Handshake:
         """Take a new inbox unless the server has the data that were behind the previous connection."""
         history = await self._history_of(answer)
         if not history or history != self.history:
-            self._former.append(self.inbox)
-            self.endpoint = self.endpoint.again()
-            self.inbox = self.endpoint.inbox
+            self._use(self._in_shard(self.endpoint.again()))
         self.history = history
 
-    async def _subscribe(self, connection: Connection, hello: asyncio.Future[Reply]) -> int:
-        """Subscribe to the inbox; return the number of connections that listen to it.
+    def _use(self, endpoint: Endpoint) -> None:
+        """Take ``endpoint`` from now on."""
+        if endpoint != self.endpoint:
+            if self._newest is not None:  # else no connection has listened to the former one
+                self._former.append(self.endpoint.inbox)
+            self.endpoint = endpoint
+
+    async def _subscribe(self, connection: Connection, hello: asyncio.Future[Reply], endpoint: Endpoint) -> int:
+        """Subscribe to the inbox of ``endpoint``; return the number of connections that listen to it.
 
         Scripts may reach another server than the subscription: a proxy in front of a cluster chooses a node for each.
         Then no script knows whether a waiter still listens, so waiters have to poll.
         """
-        self._heard = asyncio.get_running_loop().create_future()
+        self._heard, self.inbox = asyncio.get_running_loop().create_future(), endpoint.inbox
         subscribed = connection.ask((b"SUBSCRIBE", self.inbox))
+        if endpoint.is_in_shard:
+            _ignored(connection.ask((b"SSUBSCRIBE", self.inbox)))
         counted = connection.ask((b"EVAL", _LISTENERS.source, 0, self.inbox))
         _ignored(connection.ask((b"SUBSCRIBE", self.endpoint.presence)))
         rights = f"SUBSCRIBE and PUBLISH on {text(inbox_pattern(self.inbox))}"
@@ -447,10 +462,10 @@ class Handshake:
         """Take a new inbox on the next connection: an abandoned ticket may be left in a queue."""
         self.history = b""
 
-    def hear(self) -> None:
-        """Note that the message arrived that proves the subscription."""
+    def hear(self, kind: bytes) -> None:
+        """Note that the message arrived that proves the subscription; ``kind``: to SPUBLISH, or to PUBLISH."""
         if not self._heard.done():
-            self._heard.set_result(None)
+            self._heard.set_result(kind)
 
     def fail(self, connection: Connection) -> None:
         """End the handshake on ``connection``, which was lost."""

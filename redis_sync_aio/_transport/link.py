@@ -231,6 +231,10 @@ class Liveness:
         await self._endpoint.close()
 
 
+_MESSAGES = b"message", b"smessage"
+"""The kinds of pushes that bring what was published: by PUBLISH, and by SPUBLISH."""
+
+
 class LinkOptions(NamedTuple):
     """Options of a link."""
 
@@ -285,7 +289,7 @@ class Link:
         """``endpoint``: one without an inbox for a link that carries no pushes."""
         self._owner = owner
         self._response_timeout, connect_timeout, converse = options
-        self._handshake = Handshake(endpoint, self._response_timeout)
+        self._handshake = Handshake(endpoint, self._response_timeout, self.in_shard)
         self._converse: Converse = lambda call: converse(call, LocalInbox(self._handshake.inbox, owner.link_pushed))
         self._no_scripts = ""  # the first error reply that refused EVALSHA, or EVAL
         self._no_eval = False  # whether EVAL was refused
@@ -359,6 +363,10 @@ class Link:
     def concerns(self, keys: Keys) -> bool:
         """Return whether calls on ``keys`` go through this link."""
         return True
+
+    def in_shard(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint to have, with an inbox in the shard."""
+        return endpoint
 
     async def check(self, connection: Connection) -> None:
         """Raise if a connection that is set up must not be used all the same."""
@@ -500,11 +508,11 @@ class Link:
     # -- losing the connection -------------------------------------------------------------------------
 
     def _on_push(self, push: list[Reply]) -> None:
-        if push[0] == b"message" and push[1] == self._handshake.inbox:
+        if push[0] in _MESSAGES and push[1] == self._handshake.inbox:
             if push[2]:
                 self._owner.link_pushed(push[2])
             else:
-                self._handshake.hear()
+                self._handshake.hear(push[0])
 
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         """Replace a connection that ended without our doing, if one is needed."""

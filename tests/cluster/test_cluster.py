@@ -38,7 +38,7 @@ from redis_sync_aio.errors import PermissionDenied, StaleFence, TransactionMisus
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, for_ever, waits
-from ..support.clusters import SHARDS, SLOTS, Nodes
+from ..support.clusters import SHARDS, SLOTS, Nodes, user
 from ..support.inside import Cluster, hub_of
 
 EVERY_SHARD = range(SHARDS)
@@ -369,20 +369,6 @@ async def test_a_wrong_kind_of_client_is_told_what_to_use(nodes: Nodes, server: 
 
 
 # -- users ---------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def user(nodes: Nodes, *rights: str, at: tuple[int, ...] = tuple(EVERY_SHARD)) -> AsyncIterator[RedisCluster]:
-    """Yield a client of a user who has these rights, and is known to some shards only."""
-    for number, node in enumerate(nodes.primaries):
-        await nodes.say(node, "ACL", "DELUSER", "some")
-        if number in at:
-            await nodes.say(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*", *rights)
-    client = nodes.client(username="some", password="x")
-    yield client
-    await client.aclose()
-    for node in nodes.primaries:
-        await nodes.say(node, "ACL", "DELUSER", "some")
 
 
 async def test_a_user_without_rights(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ from redis_sync_aio.errors import PermissionDenied, PushUnavailable
 from redis_sync_aio.types import WriteSide
 
 from ..support.inside import hub_of
-from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
+from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, SHARDED_TOO, every_permit
 from ..support.served import ORDERS, Served, everything, modes, served_to, user
 from ..support.wired import SOON
 from ..support.wired import quiet_loop as quiet_loop
@@ -120,5 +120,5 @@ async def test_rights_for_robust_locks() -> None:
 @pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 def test_the_documentation_tells_them() -> None:
     text = " ".join(PAGE.read_text().split())
-    for words in (KEYS, CHANNELS, SENT, LOCKS, PERMITS_TOO, ROBUST_TOO):
+    for words in (KEYS, CHANNELS, SENT, LOCKS, PERMITS_TOO, ROBUST_TOO, SHARDED_TOO):
         assert words in text

@@ -113,6 +113,20 @@ async def moved_back(nodes: Nodes, name: str) -> AsyncIterator[None]:
                 await nodes.move(nodes.slot(name), node, home)
 
 
+@asynccontextmanager
+async def user(nodes: Nodes, *rights: str, at: tuple[int, ...] = tuple(range(SHARDS))) -> AsyncIterator[RedisCluster]:
+    """Yield a client of a user who has these rights, and is known to some shards only."""
+    for number, node in enumerate(nodes.primaries):
+        await nodes.say(node, "ACL", "DELUSER", "some")
+        if number in at:
+            await nodes.say(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*", *rights)
+    client = nodes.client(username="some", password="x")
+    yield client
+    await client.aclose()
+    for node in nodes.primaries:
+        await nodes.say(node, "ACL", "DELUSER", "some")
+
+
 async def learn_of_moves(client: RedisCluster, answer: str = "") -> Cluster:
     """Let all that use ``client`` know where the slots are now; ``answer``: whom to ask first."""
     known = Cluster.of(client)

@@ -20,6 +20,7 @@ from .wired import SOON
 KEYS = "~orders:* ~{orders:*"
 CHANNELS = "resetchannels &rsa:*"
 LOCKS = "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # what the scripts use
+SHARDED_TOO = "+ssubscribe +spublish"  # of a cluster
 PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank"
 PREFIX = "app1:"
 OF_A_TENANT = (

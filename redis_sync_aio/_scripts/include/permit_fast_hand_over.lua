@@ -20,9 +20,8 @@ if inbox and (next_inbox or not first[3])
       grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look
     end
     grant = grant .. before
-    local here = listening(inbox)
-    local heard = here ~= 0 and redis.call('ZREM', QUEUE, first[1]) and publish(inbox, grant)
-    if type(heard) == 'number' then
+    local heard = redis.call('ZREM', QUEUE, first[1]) and publish(inbox, grant, true)
+    if heard ~= 0 and type(heard) == 'number' then
       redis.call('ZREM', PERMITS, ARGV[1])
       redis.call('HDEL', STATE, field)
       redis.call('ZADD', PERMITS, now + ms * 1000, token)
@@ -33,7 +32,7 @@ if inbox and (next_inbox or not first[3])
         publish(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
       end
       return ReleaseReply.RELEASED
-    elseif heard then -- PUBLISH was refused: all is as it was
+    else -- nobody listens, or PUBLISH was refused: all is as it was
       redis.call('ZADD', QUEUE, first[2], first[1])
       redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
     end

@@ -17,7 +17,6 @@ end
 -- FREE      when no ticket is ahead any more, and `mine` if that is now the first;
 -- FULL      when the first ticket does not fit, and is alive;
 -- LATER     when the first ticket has a later layout, and is alive;
--- LATER     when the first ticket has a later layout, and is alive;
 -- RESERVED  when the first ticket is polled for, and is alive; and for how many more milliseconds.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one gets a note when to look,
 -- as for the lock. An open gate grants to all, whether they listen or poll.

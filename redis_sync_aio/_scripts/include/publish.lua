@@ -10,9 +10,13 @@ end
 
 -- Publish to an inbox. Returns how many listen; a table if PUBLISH is refused. `counts`: only if
 -- somebody listens here. Else the owner, wherever it listens, gets ASK_AGAIN, as its ticket goes.
+-- An inbox with SHARD_MARK is in a slot of this node: SPUBLISH goes to its shard, and counts. It
+-- listens to PUBLISH as well, in case its slot has moved, or we may not SPUBLISH.
 local function publish(inbox, message, counts)
-  local heard = counts and listening(inbox)
-  if heard == 0 then
+  local sharded = string.sub(inbox, -5, -5) == 'SHARD_MARK'
+  local heard = sharded and redis.pcall('SPUBLISH', inbox, message)
+  if type(heard) == 'number' and heard > 0 then return heard end
+  if counts and (heard == 0 or listening(inbox) == 0) then
     redis.pcall('PUBLISH', inbox, string.match(message, '^%d+') .. ' ASK_AGAIN 0 0')
     return 0
   end

@@ -6,7 +6,7 @@
 -- REPLAY Nothing is changed.
 -- COST   O(1)
 -- include: publish
-local here, heard = listening(ARGV[1]), publish(ARGV[1], '')
+local heard, here = publish(ARGV[1], ''), listening(ARGV[1])
 if type(heard) == 'table' then return heard end
 local info = redis.pcall('INFO', 'clients')
 local clients = type(info) == 'string' and string.match(info, 'connected_clients:(%d+)')
