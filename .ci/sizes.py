@@ -17,12 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "redis_sync_aio"
 LIMITS = {
     "names at the root": 40,
-    "names in all public modules": 150,
+    "names in all public modules": 151,  # with NotReplicated
     # with hand-overs that stay in their shard, EVAL where only EVALSHA is refused, advice after ends at HELLO,
     # reconnects that are spread by the number of clients, queues that two layouts share, a limit to the dead that a
-    # script drops, and a Redlock that waits for a majority only and asks its servers for one fence
-    "lines of code": 22_194,
-    "files": 137,
+    # script drops, a Redlock that waits for a majority only and asks its servers for one fence, and grants that
+    # replicas confirm
+    "lines of code": 22_509,
+    "files": 138,  # with the connection that counts replicas
     "lines of Lua": 1_384,  # the same
     "protocols": 15,
     "imports, percent of the code": 9.2,

@@ -12,6 +12,7 @@ from .._scripts.constants import CONTENDED, FREE_MS, Outcome, Renewed
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
 from .._transport.link import Link
+from .._transport.witness import Witness
 
 # -- Decoded replies of the scripts, and decoded messages of our inbox -----------------------------------------
 
@@ -87,7 +88,7 @@ def read_push(payload: bytes) -> Pushed:
 class Commands:
     """The scripts by name. Each method makes a ``call`` one of its script, and sends it."""
 
-    def __init__(self, link: Link | ClusterLink) -> None:
+    def __init__(self, link: Link | ClusterLink | Witness) -> None:
         self.link = link
 
     def _send(self, call: Call, script: str, keys: Keys, words: tuple[Argument, ...]) -> None:

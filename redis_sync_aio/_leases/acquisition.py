@@ -24,11 +24,12 @@ from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike, finish
 from .._core.keys import BARRIER, Keys
-from .._engine.commands import Answer, Pushed, read_acquire
+from .._engine.commands import Answer, Commands, Pushed, read_acquire
 from .._engine.snapshot import ticket_member
 from .._scripts.constants import ASK_AGAIN, SHARING_MARK, WRITER_WEIGHT, Outcome
 from .._transport.call import Call, unanswered
-from ..errors import QueueFull, SyncError, Unreachable
+from .._transport.witness import Claim
+from ..errors import CoordinatorClosed, NotReplicated, QueueFull, SyncError, Unreachable
 from .grant import Grant
 from .settings import HELD
 from .waits import timeout_error
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     from .resource import Resource
 
 # -- Requests of primitives ------------------------------------------------------------------------------------
+
+
+class Replicated(NamedTuple):
+    """The confirmation that a request asks for before its task has the grant."""
+
+    replicas: int
+    within: float  # seconds
 
 
 def refused_if_full(
@@ -73,6 +81,7 @@ class Request:
     linger: float = 0.0  # seconds for which a shared lease is kept without a task
     look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
     label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
+    replicated: Replicated | None = None
     refused: Callable[[Answer, int], SyncError] = never_refused  # makes the error for an outcome from MISMATCH on
 
     way: type[Acquisition] = field(init=False)
@@ -170,6 +179,8 @@ class Acquisition:
     withdrawn: bool = False
     """True if it was given up, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Grant | None = None
+    _end_confirmation: Callable[[], None] | None = None
+    """A function that ends the confirmation by replicas, if one has begun."""
     _late_since: float | None = None
     """When the first of several grants in a row had ended before it arrived (local clock)."""
     _replayed = False
@@ -392,8 +403,42 @@ class Acquisition:
         if self.taker.done():
             # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.
             self._decline(lease)
+        elif request.replicated is not None:
+            self._confirm(lease, request.replicated)
         else:
             self.taker.set_result(lease)
+
+    def _confirm(self, lease: Grant, asked: Replicated) -> None:
+        """Wait until enough replicas have the grant, before its task has it."""
+        hub = self._resource.hub
+        witness = hub.link.witness_of(lease.keys)
+        renew = partial(hub.manager.renewals.rewrite, lease, Commands(witness))
+        lease.reports_loss = False  # no task has it
+        claim = Claim(lease.keys.name, renew, *asked, self._confirmed)
+        self._end_confirmation = partial(witness.forget, claim)
+        witness.confirm(claim)
+
+    def _confirmed(self, claim: Claim) -> None:
+        """Let the task have the grant if enough replicas had it while it was held; else give it back."""
+        lease, closed, error = self._lease, self._resource.hub.why_closed, claim.error
+        assert lease is not None
+        if self.taker.done():
+            return  # as in `_granted`: its `task_cancelled` comes later
+        held = lease.state is HELD and now() < lease.deadline
+        if error is None and held and claim.found >= claim.replicas:
+            del lease.reports_loss
+            self.taker.set_result(lease)
+            return
+        if error is None and closed is not None:
+            error = CoordinatorClosed.used(closed)
+        elif error is None:
+            found, why = (claim.found, claim.why) if held else (0, "the server lost the grant meanwhile")
+            if lease.deadline == inf:  # of an identity that holds it forever
+                why = "it has no ttl, so it cannot be renewed"
+            name, replicas, within = self._resource.name, claim.replicas, claim.within
+            error = NotReplicated(name=name, replicas=replicas, found=found, within=within, why=why)
+        self._decline(lease)
+        self.taker.set_exception(error)
 
     def _too_late(self) -> bool:
         """Return whether to give up: another grant took longer to get here than it lasts."""
@@ -443,15 +488,18 @@ class Acquisition:
     def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
         """Undo whatever was done for ``future``, the taker, which its task no longer awaits."""
         future.cancel()  # done already if the task was cancelled, but not if its coroutine was closed
+        if not future.cancelled() and future.exception() is not None:
+            return  # it ended in the same turn, with an error that undid itself
         if self._lease is not None:
             self._decline(self._lease)
         elif future.cancelled():
             self.undo()
-        else:
-            future.exception()  # it ended in the same turn, with an error that undid itself, or with None
 
     def undo(self) -> None:
         """End the request on the server; the taker has ended, or is ended next."""
+        if self._lease is not None:  # its replicas are being counted
+            self._decline(self._lease)
+            return
         call = self.call
         self._leave()
         self._drop_call()
@@ -459,6 +507,8 @@ class Acquisition:
             self._undo_all()
 
     def _decline(self, lease: Grant) -> None:
+        if self._end_confirmation is not None:
+            self._end_confirmation()
         self._resource.decline(lease)
 
     def _undo_all(self) -> None:

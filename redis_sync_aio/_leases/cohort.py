@@ -94,6 +94,7 @@ class Cohort(Holdings):
     def __init__(self, resource: Resource, request: Request) -> None:
         super().__init__(resource, request)
         self._gone = 0
+        self._replicated = request.replicated
         self.pending: list[PendingGrant] = []
         self._trying = 0  # those for tasks that do not wait, which are of no use to the line
         self._taken_now = 0
@@ -223,6 +224,7 @@ class Cohort(Holdings):
                 shared=True,
                 grant_type=ProcessGrant,
                 label=request.label,
+                replicated=request.replicated,
             )
         return self._of_process
 
@@ -299,7 +301,7 @@ class Cohort(Holdings):
 
     def _moved(self, limit: int) -> bool:
         """Register this cohort under another limit; return False if another one is in use there."""
-        key, cohorts = (self._weight, limit), self.resource.cohorts
+        key, cohorts = (self._weight, limit, self._replicated), self.resource.cohorts
         found = cohorts.get(key)
         if found is not None and found is not self and found.in_use:
             return False
@@ -389,7 +391,7 @@ class Cohort(Holdings):
         return taken
 
 
-# -- All cohorts of one name, by weight and limit of the requests ------------------------------------------------
+# -- All cohorts of one name, by what their requests ask for ------------------------------------------------
 
 
 MANY = 16
@@ -398,7 +400,7 @@ MANY = 16
 
 def cohort_of(resource: Resource, request: Request) -> Cohort:
     """Return the cohort of tasks with equal requests for ``resource``."""
-    key = (request.weight, request.limit)
+    key = (request.weight, request.limit, request.replicated)
     found = resource.cohorts.get(key)
     if found is None:
         known = resource.cohorts

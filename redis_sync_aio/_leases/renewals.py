@@ -133,8 +133,8 @@ class Renewals:
             later = lease.deadline - lease.ttl_ms / 1500
             lease.renew_at = later if later > now() else lease.deadline
 
-    def renew(self, lease: Grant, ttl: int) -> None:
-        """Renew ``lease`` by ``ttl`` milliseconds from now."""
+    def renew(self, lease: Grant, ttl: int, commands: Commands | None = None) -> Call:
+        """Renew ``lease`` by ``ttl`` milliseconds from now; ``commands``: by these instead of those of the link."""
         asked, weight = lease.asks(), lease.weight
         sent = self.begin(lease, ttl)
 
@@ -144,7 +144,18 @@ class Renewals:
 
         call = Call(now(), lease.deadline, done)
         call.refused = partial(self._note_refusal, lease)
-        self._hub.commands.renew(lease.keys, lease.wire_token, call, ttl_ms=ttl, more=asked, weight=weight)
+        commands = commands or self._hub.commands
+        commands.renew(lease.keys, lease.wire_token, call, ttl_ms=ttl, more=asked, weight=weight)
+        return call
+
+    def rewrite(self, lease: Grant, commands: Commands) -> Call | None:
+        """Write the deadline of ``lease`` again by ``commands``, even if it gains nothing; return None if it is lost.
+
+        An identity that has another lease may have extended it, so nothing ends sooner than is known here.
+        """
+        if lease.state is not LeaseState.HELD or (left := lease.deadline - now()) <= 0 or left == math.inf:
+            return None
+        return self.renew(lease, self.due(lease) or max(1, math.floor(left * 1000)), commands)
 
     def _note_refusal(self, lease: Grant, call: Call, error: CommandRefused) -> None:
         """Note that the server refused a renewal. Log that, once for each renewal and unless it may soon be over."""

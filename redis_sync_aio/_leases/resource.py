@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import ref
 
 from .._core import logs
@@ -20,7 +20,7 @@ from .._core.keys import Endpoint, Keys, PermitKeys
 from .._scripts.constants import WRITER_WEIGHT, Look
 from .._transport.call import Call
 from ..errors._base import copy_error
-from .acquisition import Acquisition, Request
+from .acquisition import Acquisition, Replicated, Request
 from .detached import deadlock
 from .grant import Grant, HeldLeases
 from .identities import IdentityRequests
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from .hub import Hub
 
 
-NO_COHORTS: dict[tuple[int, int], Cohort] = {}
+CohortKey: TypeAlias = tuple[int, int, Replicated | None]
+"""The weight and the limit of the requests of a cohort, and the confirmation that they ask for."""
+NO_COHORTS: dict[CohortKey, Cohort] = {}
 
 
 class Resource:
@@ -60,8 +62,8 @@ class Resource:
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases: HeldLeases = HeldLeases()
         self.identities: IdentityRequests | None = None  # from the first request by an identity on
-        self.cohorts: dict[tuple[int, int], Cohort] = NO_COHORTS
-        """The cohorts of tasks that share, by weight and limit of their requests; replaced, never changed."""
+        self.cohorts: dict[CohortKey, Cohort] = NO_COHORTS
+        """The cohorts of tasks that share; replaced, never changed."""
         self._healing = Healing(hub, self.acquisitions)
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
         self.waits: Waits | None = None  # while anybody waits

@@ -25,7 +25,7 @@ from .._core.redis_py_words import explains_words_of_redis_py
 from .._engine.commands import Answer, Commands
 from .._engine.watch_dialogue import checked
 from .._engine.watch_permits import state_alone
-from .._leases.acquisition import Request, acquire, never_refused, refused_if_full
+from .._leases.acquisition import Replicated, Request, acquire, never_refused, refused_if_full
 from .._leases.cohort import Cohort, acquire_shared, cohort_of
 from .._leases.detached import to_release, token_of
 from .._leases.grant import Grant, current_ref
@@ -59,6 +59,10 @@ def by_scripts(engine: Engine, what: str) -> Engine:
     return engine
 
 
+MOST_REPLICAS = 1000
+"""More than a server has."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
     """Options for the duration and the end of leases, as the caller gave them. `AsyncLock` explains each.
@@ -74,6 +78,21 @@ class LeaseOptions:
     share: bool = False
     linger: Seconds = 0.0
     max_waiting: int | None = None
+    replicas: int = 0
+    replicated_within: Seconds = 1.0
+
+    def checked_replicated(self) -> Replicated | None:
+        """Return the confirmation that grants need, None for ``replicas=0``; or raise TypeError or ValueError."""
+        replicas = count(self.replicas, "replicas")
+        within = ttl_ms(self.replicated_within, "replicated_within") / 1000
+        if not replicas:
+            return None
+        if replicas > MOST_REPLICAS:
+            raise ValueError(f"replicas must be {MOST_REPLICAS} or less, not {replicas}")
+        by_scripts(self.engine, f"replicas={replicas}")
+        if self.ttl is None and self.max_hold is None:
+            raise ValueError("replicas needs a ttl: a grant is confirmed by a renewal")
+        return Replicated(replicas, within)
 
     def checked_max_waiting(self) -> int | None:
         """Return ``max_waiting``, or raise TypeError or ValueError."""
@@ -178,6 +197,9 @@ class Primitive(LeaseContext[L]):
         one_of(engine, get_args(Engine), "engine")
         self._source = client
         self._client = client_of(client)
+        self._replicated = options.checked_replicated()
+        if self._replicated is not None:
+            engine = "lua"
         self._keys = keys_of(client, name, keys).by(engine)
         self._ttl_ms = FOREVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(options.auto_renew, "auto_renew")
@@ -224,6 +246,7 @@ class Primitive(LeaseContext[L]):
         Raises:
             AcquireTimeout: Others held it for all of ``timeout``, or Redis had not answered by then. QueueFull is a
                 subclass.
+            NotReplicated: With ``replicas``: too few replicas had the grant, which was given back.
             Unreachable: Redis did not answer within ``timeout``, or within ``retry_for`` of the coordinator.
             CommandRefused: The server answered with an error (out of memory, no permission, wrong type of key …).
             WouldDeadlock: A body of this task holds it and excludes all others (a lock, the write side). Nothing
@@ -440,6 +463,7 @@ class Primitive(LeaseContext[L]):
             linger=self._linger,
             grant_type=self._grant_type,
             label=labelled(label) or self._label,
+            replicated=self._replicated,
         )
 
     def _prepare_requests(self) -> None:

@@ -133,6 +133,11 @@ class AsyncLock(PlainLock):
         max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) raises
             QueueFull and leaves nothing behind. None (default): any number. The server counts in the step that would
             queue the request, and includes requests whose process died unnoticed. Not with ``share``.
+        replicas: How many replicas must have a grant before the caller has the lease, 0 (default) to 1000; see
+            [Confirmed by replicas](https://redis-sync-aio.github.io/redis-sync-aio/guarantees/#confirmed-by-replicas).
+            Needs a ttl and scripts: "auto" means "lua" then.
+        replicated_within: How long a grant waits for them, after ``timeout``: seconds or timedelta, 0.01 or more. The
+            first grant also waits for a connection.
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -163,12 +168,16 @@ class AsyncLock(PlainLock):
         share: bool = False,
         linger: Seconds = 0.0,
         max_waiting: int | None = None,
+        replicas: int = 0,
+        replicated_within: Seconds = 1.0,
     ) -> None:
         super().__init__(
             client,
             name,
             lock_keys,
-            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting),
+            LeaseOptions(
+                ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting, replicas, replicated_within
+            ),
         )
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
@@ -347,6 +356,8 @@ class AsyncRobustLock(LockBase[RobustLease]):
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
         engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
+        replicas: As for `AsyncLock`. The record is not confirmed.
+        replicated_within: As for `AsyncLock`.
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -379,13 +390,19 @@ class AsyncRobustLock(LockBase[RobustLease]):
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
         engine: Engine = "auto",
+        replicas: int = 0,
+        replicated_within: Seconds = 1.0,
     ) -> None:
         by_scripts(engine, ROBUST.title)
         super().__init__(
             client,
             name,
             robust_keys,
-            LeaseOptions(ttl, auto_renew, max_hold, on_lost, "lua" if engine == "auto" else engine),
+            LeaseOptions(
+                *(ttl, auto_renew, max_hold, on_lost, "lua" if engine == "auto" else engine),
+                replicas=replicas,
+                replicated_within=replicated_within,
+            ),
         )
 
     def _acquire_alone(

@@ -440,6 +440,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         max_hold: As for `AsyncLock`.
         on_lost: As for `AsyncLock`.
         engine: As for `AsyncLock`.
+        replicas: As for `AsyncLock`, for each lock.
+        replicated_within: As for `AsyncLock`.
 
     Raises:
         TypeError, ValueError: An argument is bad (also: no name, or a single str instead of a list). Nothing was sent.
@@ -464,10 +466,14 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
         engine: Engine = "auto",
+        replicas: int = 0,
+        replicated_within: Seconds = 1.0,
     ) -> None:
         if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
             raise TypeError(f"names must be several names, as in ['a', 'b'], not {shown(names)}; AsyncLock takes one")
-        options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine)
+        options = LeaseOptions(
+            ttl, auto_renew, max_hold, on_lost, engine, replicas=replicas, replicated_within=replicated_within
+        )
         locks: dict[bytes, PlainLock] = {}
         for name in names:
             lock = PlainLock(client, name, lock_keys, options)

@@ -84,8 +84,13 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
         engine: Engine = "auto",
+        replicas: int = 0,
+        replicated_within: Seconds = 1.0,
     ) -> None:
-        self._on = PlainLock(client, name, lock_keys, LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine))
+        options = LeaseOptions(
+            ttl, auto_renew, max_hold, on_lost, engine, replicas=replicas, replicated_within=replicated_within
+        )
+        self._on = PlainLock(client, name, lock_keys, options)
         self._on._kind = "reentrant"
         super().__init__(on_lost)
         self._client = client

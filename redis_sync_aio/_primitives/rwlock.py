@@ -157,6 +157,8 @@ class AsyncReadWriteLock(Face[ReadSide]):
             ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
         linger: As for `AsyncLock`.
         max_waiting: As for `AsyncLock`.
+        replicas: As for `AsyncLock`, on both sides.
+        replicated_within: As for `AsyncLock`.
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -187,11 +189,15 @@ class AsyncReadWriteLock(Face[ReadSide]):
         share: bool = False,
         linger: Seconds = 0.0,
         max_waiting: int | None = None,
+        replicas: int = 0,
+        replicated_within: Seconds = 1.0,
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out forever")
         by_scripts(engine, READ_WRITE.title)
-        options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting)
+        options = LeaseOptions(
+            ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting, replicas, replicated_within
+        )
         self._on = ReadSide(client, name, _keys_of_both, options)
         self._write = WriteSide(client, name, _keys_of_both, options)
 

@@ -88,6 +88,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             of the grants.
         linger: As for `AsyncLock`.
         max_waiting: As for `AsyncLock`.
+        replicas: As for `AsyncLock`.
+        replicated_within: As for `AsyncLock`.
 
     Raises:
         TypeError, ValueError: An argument is bad. Nothing was sent.
@@ -125,6 +127,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         share: bool = False,
         linger: Seconds = 0.0,
         max_waiting: int | None = None,
+        replicas: int = 0,
+        replicated_within: Seconds = 1.0,
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a semaphore needs a ttl: a crashed holder's permit would never come back")
@@ -138,7 +142,9 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
             client,
             name,
             lambda wire, prefix: permit_keys(wire, SEMAPHORE.ending, prefix),
-            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting),
+            LeaseOptions(
+                ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting, replicas, replicated_within
+            ),
         )
 
     @property

@@ -24,6 +24,7 @@ from .._core.keys import Endpoint, Keys
 from .call import MAYBE_LATER, REFUSED, Call, too_late
 from .connection import Connection
 from .link import Link, LinkOptions, LinkOwner
+from .witness import Witness
 
 # -- The link to one shard of a cluster ------------------------------------------------------------------------
 
@@ -208,6 +209,10 @@ class ClusterLink:
         """Return True if the shard that has ``keys`` is known to answer; ``stalled``: as `Link.answering`."""
         link = self._links.get(self.shard_of(keys))
         return link is not None and link.answering(keys, stalled)
+
+    def witness_of(self, keys: Keys) -> Witness:
+        """Return the witness of the shard that has ``keys``, as far as is known."""
+        return self.link_of(keys).witness_of(keys)
 
     @property
     def connection_error(self) -> Exception | None:

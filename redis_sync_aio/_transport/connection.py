@@ -312,16 +312,16 @@ class Handshake:
     """Sets up the connections of one link, one after the other."""
 
     def __init__(self, endpoint: Endpoint, response_timeout: float, in_shard: Callable[[Endpoint], Endpoint]) -> None:
-        self.endpoint = endpoint
+        self.endpoint: Endpoint = endpoint
         self._in_shard = in_shard
-        self.alone = bool(endpoint.inbox)
+        self.alone: bool = bool(endpoint.inbox)
         """True if no earlier connection can still have unread commands of ours."""
-        self.response_timeout = response_timeout
-        self.inbox = endpoint.inbox
-        self.clients = 0
+        self.response_timeout: float = response_timeout
+        self.inbox: bytes = endpoint.inbox
+        self.clients: int = 0
         """Number of clients of the server, as of the newest connection; 0: it is not known."""
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; connections that listen to them may still be open
-        self.history = b""  # of the data behind the previous connection; empty if it is not known
+        self.history: bytes = b""  # of the data behind the previous connection; empty if it is not known
         self._newest: tuple[object, int | None] | None = None  # newest connection: its address, and its id there
         self._heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()  # the kind of the message
         self._hello: asyncio.Future[Reply] | None = None  # the newest answer
@@ -333,14 +333,14 @@ class Handshake:
         Without an inbox nothing is needed, so that any proxy and any user will do.
         """
         if not self.endpoint.inbox:
-            self._name(connection)
+            self.name(connection)
             return
         if connection.no_stream:
             raise PushUnavailable(f'{connection.no_stream}; use Coordinator(client, push="never") to poll instead')
         self._hello = hello = connection.ask((b"HELLO", 3))
         client_id = connection.ask((b"CLIENT", b"ID"))
         history = connection.ask((b"INFO", b"replication"))
-        self._name(connection)
+        self.name(connection)
         if self._newest is not None:  # else no server has a ticket of ours, so there is no need to wait
             await self._follow(history)
         endpoint = self._in_shard(self.endpoint)
@@ -351,12 +351,12 @@ class Handshake:
             listeners = await self._subscribe(connection, hello, endpoint)
         self._use(endpoint)
         if self._newest is None:
-            self.history = await self._history_of(history)
+            self.history = await self.history_of(history)
         else:
             self.alone = (listeners == 1 and not self._former) or await self._retire(connection, self._newest)
         self._newest = connection.leads_to, await self._client_id(client_id)
 
-    def _name(self, connection: Connection) -> None:
+    def name(self, connection: Connection) -> None:
         """Show this process in CLIENT LIST, unless the caller's client has a name for the connection, or wants none."""
         if not connection.named:
             _ignored(connection.ask((b"CLIENT", b"SETNAME", self.endpoint.shown)))
@@ -372,7 +372,7 @@ class Handshake:
 
     async def _follow(self, answer: asyncio.Future[Reply]) -> None:
         """Take a new inbox unless the server has the data that were behind the previous connection."""
-        history = await self._history_of(answer)
+        history = await self.history_of(answer)
         if not history or history != self.history:
             self._use(self._in_shard(self.endpoint.again()))
         self.history = history
@@ -445,7 +445,7 @@ class Handshake:
         answer = await self._answer(connection.ask((b"PUBSUB", b"NUMSUB", self.inbox, *self._former)))
         return sum(answer[1::2])
 
-    async def _history_of(self, answer: asyncio.Future[Reply]) -> bytes:
+    async def history_of(self, answer: asyncio.Future[Reply]) -> bytes:
         """Return the id of the history of a server's data; empty if the user may not ask for it."""
         with suppress(ReplyError):
             found = _HISTORY.search(bytes(await self._answer(answer)))

@@ -27,6 +27,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from redis.asyncio import Redis
@@ -46,6 +47,7 @@ from .call import Call, DeferredCalls
 from .connection import ANSWERING, BURST, Connection, Connector, Handshake
 from .dialogues import Converse, Dialogue, LocalInbox
 from .endpoint import EndpointWatch
+from .witness import Witness
 
 # -- The calls of a link that are not in flight: they wait for a connection, or for their next attempt ---------
 
@@ -297,6 +299,8 @@ class Link:
         self.lost_at: float | None = None
         """When the latest connection was lost (local clock), if there was none since."""
         self._connector = Connector(client, self._handshake, connect_timeout, self)
+        self._new_witness = partial(Witness, client, self, self._handshake, connect_timeout, self._converse)
+        self._witness: Witness | None = None
         self._queue = CallQueue(self._send_again, self._send_behind, lambda connection: connection is self._connection)
         self._deferred = self._queue.deferred
         self._liveness = Liveness(client, self._response_timeout, self)
@@ -356,7 +360,12 @@ class Link:
     @property
     def alone(self) -> bool:
         """True if no earlier connection can still have unread commands of ours."""
-        return self._handshake.alone
+        return self._handshake.alone and (self._witness is None or self._witness.alone)
+
+    def witness_of(self, keys: Keys) -> Witness:
+        """Return the connection on which replicas confirm grants."""
+        witness = self._witness = self._witness or self._new_witness()
+        return witness
 
     # -- hooks for the link to a shard of a cluster ----------------------------------------------------
 
@@ -603,7 +612,8 @@ class Link:
         self._closed = True
         self._slices.stop()
         self._liveness.abandon()
-        for connection in (self._connection, self._connector.abandon()):
+        witnessed = None if self._witness is None else self._witness.abandon()
+        for connection in (self._connection, self._connector.abandon(), witnessed):
             if connection is not None:
                 end(connection)
         self._connection = None
@@ -614,6 +624,8 @@ class Link:
         self._slices.stop()
         self._liveness.stop()
         self._connector.stop()
+        if self._witness is not None:
+            self._witness.stop()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -634,5 +646,7 @@ class Link:
             call.fail(failures.closed(call))
         await self._connector.close()
         await self._liveness.close()
+        if self._witness is not None:
+            await self._witness.close()
         if connection is not None:
             await connection.gone

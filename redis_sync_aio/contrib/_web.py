@@ -24,7 +24,16 @@ from .._core.name_templates import check_template, fields_of, fill_of, without_f
 from .._leases.hold import Acquiring
 from .._leases.implicit import client_of
 from .._leases.lease import BaseLease, Lease
-from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, QueueFull, Unreachable, WaitTimeout
+from ..errors import (
+    AcquireTimeout,
+    CoordinatorClosed,
+    LeaseLost,
+    NotReplicated,
+    OutOfMemory,
+    QueueFull,
+    Unreachable,
+    WaitTimeout,
+)
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -45,7 +54,7 @@ TRY_AGAIN_LATER = 1013
 """The code that closes a websocket for one of these reasons."""
 
 NOT_SERVED: tuple[type[Exception], ...] = (
-    *(AcquireTimeout, WaitTimeout, Unreachable, CoordinatorClosed, LeaseLost, OutOfMemory),
+    *(AcquireTimeout, NotReplicated, WaitTimeout, Unreachable, CoordinatorClosed, LeaseLost, OutOfMemory),
 )
 """Errors after which the outcome of a request is unknown, or nothing was done, and a later one may succeed."""
 

@@ -24,6 +24,7 @@ from ._leases import (
     LimitMismatch,
     LossReason,
     NotHeld,
+    NotReplicated,
     QueueFull,
     ResultNotKept,
     RunInterrupted,
@@ -51,10 +52,10 @@ from ._servers import (
 
 __all__ = [
     "AcquireTimeout", "BrokenBarrierError", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch",
-    "LeaseLost", "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied",
-    "PermissionDenied", "PushUnavailable", "QueueFull", "ResultNotKept", "RunInterrupted", "StaleFence", "StaleWriter",
-    "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable", "WaitTimeout", "WouldDeadlock",
-    "WrongContext", "WrongKeyType",
+    "LeaseLost", "LimitMismatch", "LossReason", "NotHeld", "NotReplicated", "OutOfMemory", "OutcomeUnknown",
+    "PartiallyApplied", "PermissionDenied", "PushUnavailable", "QueueFull", "ResultNotKept", "RunInterrupted",
+    "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable",
+    "WaitTimeout", "WouldDeadlock", "WrongContext", "WrongKeyType",
 ]  # fmt: skip
 
 # Tracebacks and pickles name the place where users find the classes.

@@ -93,6 +93,35 @@ class QueueFull(AcquireTimeout):
         self.max_waiting = max_waiting
 
 
+class NotReplicated(SyncError):
+    """The lock was granted, and fewer replicas than ``replicas`` had the grant in time. It was given back.
+
+    A replica is down, stopped, behind or not connected; the server has fewer replicas than were asked for; or it was
+    replaced after the grant, by a failover. The message says what is known.
+
+    **State:** you hold nothing. The release is on its way, behind all that was sent before.
+
+    **Do:** look at ``INFO replication`` of the server. Acquire again later, ask for fewer replicas, or allow more time
+    (``replicated_within``). In a web service answer 503.
+
+    Attributes:
+        name: The name of the lock.
+        replicas: How many replicas were asked for.
+        found: How many had the grant, as far as is known.
+    """
+
+    def __init__(self, *, name: str, replicas: int, found: int, within: float, why: str = "") -> None:
+        """Word the message; ``why`` is the reason of the last failure, if there was one."""
+        super().__init__(
+            f"{name!r} was granted, and {found} of the {replicas} replicas that were asked for had the grant"
+            f"{time_allowed(within)}{f' ({why})' if why else ''}: it was given back. Look at INFO replication of the "
+            "server; acquire it again, ask for fewer replicas, or allow more time (replicated_within)"
+        )
+        self.name = name
+        self.replicas = replicas
+        self.found = found
+
+
 class LimitMismatch(SyncError, ValueError):
     """The limit on the server is not that of the caller, or is too small for the weight. Nothing was changed.
 

@@ -133,6 +133,11 @@ async def queue_full(it: Situation) -> None:
     await it.sync.lock(NAME, max_waiting=0).acquire(timeout=5)
 
 
+@meets("NotReplicated")
+async def not_replicated(it: Situation) -> None:
+    await it.sync.lock(NAME, replicas=1).acquire()
+
+
 @meets("NotHeld")
 async def not_held(it: Situation) -> None:
     await it.sync.lock(NAME).release()
@@ -441,6 +446,10 @@ def own() -> Iterator[EmbeddedServer]:
         yield running
 
 
+IN_REAL_TIME = {"Unreachable", "NotReplicated"}
+"""A real loop words why it could not connect, and WAIT blocks the server's connection."""
+
+
 async def check_quoted(own: EmbeddedServer, name: str) -> None:
     """Meet an error; the end of one message is left out of its quotation."""
     async with own.client() as redis:
@@ -454,15 +463,15 @@ async def check_quoted(own: EmbeddedServer, name: str) -> None:
     assert name == "ServerNotStarted" or plain(str(raised.value)) == said
 
 
-@pytest.mark.parametrize("name", sorted(ERRORS.keys() - {"Unreachable"}))
+@pytest.mark.parametrize("name", sorted(ERRORS.keys() - IN_REAL_TIME))
 async def test_the_quoted_message_is_that_of_the_error(own: EmbeddedServer, name: str) -> None:
     await check_quoted(own, name)
 
 
 @pytest.mark.real
-async def test_the_quoted_message_of_unreachable_is_that_of_the_error(own: EmbeddedServer) -> None:
-    """A real loop words why it could not connect."""
-    await check_quoted(own, "Unreachable")
+@pytest.mark.parametrize("name", sorted(IN_REAL_TIME))
+async def test_the_quoted_message_of_an_error_in_real_time(own: EmbeddedServer, name: str) -> None:
+    await check_quoted(own, name)
 
 
 def test_every_error_is_met_and_quoted() -> None:

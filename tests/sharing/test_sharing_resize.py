@@ -192,7 +192,7 @@ async def test_back_and_forth(sync: Coordinator) -> None:
     for limit in (3, 2, 1, 2, 5, 1, 2):
         tasks += await line(sem, 2, before=(await sem.statistics()).waiting + behind_tickets(sem))
         await sem.resize(limit)
-    assert list(cohorts_of(hub_of(sync).resources[sem._keys.id])) == [(1, 2)]
+    assert list(cohorts_of(hub_of(sync).resources[sem._keys.id])) == [(1, 2, None)]
     await turn_by_turn(sem, leases, tasks, 2)
     await all_free(sem, sync)
 
@@ -281,7 +281,7 @@ async def test_two_lines_of_one_limit(sync: Coordinator, other: Coordinator) -> 
     leases += await hold(new, 2)
     tasks += await line(new, 2, before=2)
     await old.resize(4)
-    assert list(cohorts_of(hub_of(sync).resources[new._keys.id])) == [(1, 2), (1, 4)]
+    assert list(cohorts_of(hub_of(sync).resources[new._keys.id])) == [(1, 2, None), (1, 4, None)]
     for lease in leases:
         await lease.release()
     for task in tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from redis_sync_aio import Coordinator
@@ -52,7 +53,7 @@ from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import Acquiring
 from redis_sync_aio._leases.hub import Hub, LinkEvents, hubs
 from redis_sync_aio._leases.options import HubOptions
-from redis_sync_aio._leases.resource import Resource
+from redis_sync_aio._leases.resource import CohortKey, Resource
 from redis_sync_aio._leases.settings import LeaseState
 from redis_sync_aio._leases.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio._primitives import majority, parties, quorum, redlock
@@ -113,8 +114,8 @@ def hub_of(source: Client | Coordinator) -> Hub:
     return implicit.hub_of(source)
 
 
-def cohorts_of(resource: Resource) -> dict[tuple[int, int], Cohort]:
-    """Return the cohorts of tasks that share what this process holds of a name, by weight and limit."""
+def cohorts_of(resource: Resource) -> Mapping[CohortKey, Cohort]:
+    """Return the cohorts of tasks that share what this process holds of a name."""
     return resource.cohorts
 
 

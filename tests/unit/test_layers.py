@@ -113,6 +113,7 @@ SHIELDS = {
     "_transport.dialogues": 1,
     "_transport.connection": 2,
     "_leases.hub": 1,
+    "_transport.witness": 1,
     "jobs": 3,
     "cli": 1,
     "testing.faults": 1,
