@@ -51,10 +51,17 @@ MUTANTS: Mapping[str, Mutant] = {
         "_ask_all",
         "if found is not None and found.waiting > gate.waits:",
         "if False:",
-        by="test_p2_first_come_first_served",
+        by="test_p2_try_acquire_does_not_pass_a_waiter",
     ),
     "a fence that fewer than a majority granted counts": Mutant(
         majority, "agreed_fence", "fences.count(fence) >= quorum", "True", by="test_random_schedules"
+    ),
+    "fences that differ are not raised": Mutant(
+        quorum,
+        "raise_fence",
+        "if lease.fence < fence:",
+        "if False:",
+        by="test_random_schedules test_p4_a_fault_at_one_server",
     ),
     "a late grant with a lower fence joins": Mutant(
         quorum.QuorumGroup,

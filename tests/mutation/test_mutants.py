@@ -35,6 +35,14 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a held lock is granted": Mutant("if not holder then\n  settled =", "if true then\n  settled ="),
     "a key of somebody else costs the lock": Mutant("redis.call('DEL', NAME)\n      return before", "return before"),
+    # P8 the fence that a Redlock asks for
+    "a fence that is asked for may be far ahead": Mutant("least > digits and least - digits <= APART_US", "least"),
+    "a fence that is asked for may be far ahead, behind a queue": Mutant(
+        "least > fence and least - fence <= APART_US", "least"
+    ),
+    "a fence that is asked for may be below the last one": Mutant(
+        "if string.sub(before, 1, 16) < digits and", "if (least or string.sub(before, 1, 16) < digits) and"
+    ),
     # P2 order
     "barging in the slow path": Mutant("if settled == FREE then", "if true then"),
     "barging in the fast path": Mutant("if not tail then\n", "if true then\n"),

@@ -268,6 +268,19 @@ async def test_one_script_on_each_server_acquires_it(one: Process, nodes: list[N
     assert [rule.hits for rule in rules] == [1, 1, 0] * 5
 
 
+async def test_p8_servers_without_scripts_grant_one_fence_too(one: Process, nodes: list[Node]) -> None:
+    """The decisions under WATCH take the fence that the request asks for, and grant no lower one afterwards."""
+    lock = redlock(one, engine="watch")
+    async with lock:
+        pass
+    await nothing_left(nodes)
+    async with lock as lease:
+        await wait_until(lambda: lease.held_on == 5, SOMETIMES, timeout=5)
+        assert {await node.fence() for node in nodes} == {lease.fence}
+    async with redlock(one) as by_script:
+        assert by_script.fence > lease.fence
+
+
 async def test_waits_are_shown_and_reported(one: Process, two: Process, caplog: pytest.LogCaptureFixture) -> None:
     holder = await redlock(one).acquire()
     waiting = asyncio.create_task(redlock(two).acquire(), name="the waiter")
