@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import Backoff, Coordinator, wait_until
+from redis_sync_aio import AsyncLock, AsyncRedlock, Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.options import OPTIONS
@@ -65,13 +65,18 @@ class Field:
         patience: float,
         persistent: bool,
         elect: bool = False,
+        servers: int = 1,
     ) -> None:
-        """``patience``: seconds after which a request that still waits counts as stuck. ``elect``: elections."""
+        """``patience``: seconds after which a request that still waits counts as stuck. ``elect``: elections.
+
+        ``servers``: the number of servers of a Redlock; 1: it is a lock.
+        """
         self._elect = elect
         self.random = random.Random(seed)
         self.names = [f"chaos:{number}" for number in range(names)]
         self.ttl, self._long, self._patience, self._count = ttl, long, patience, workers
         self.server = EmbeddedServer(persistent=persistent)
+        self.others = [EmbeddedServer(persistent=persistent) for _ in range(servers - 1)]
         self.resource_server = EmbeddedServer()
         self.workers: list[Worker] = []
         self.told: list[dict[str, Any]] = []
@@ -88,7 +93,8 @@ class Field:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.server)
-            await stack.enter_async_context(self.resource_server)
+            for server in (*self.others, self.resource_server):
+                await stack.enter_async_context(server)
             self.admin: Redis = await stack.enter_async_context(self.server.client())
             self.resource: Redis = await stack.enter_async_context(self.resource_server.client())
             stack.callback(self._start_nursery().__exit__, None, None, None)
@@ -172,6 +178,7 @@ class Field:
             doom,
             engine=OPTIONS.chaos_engine,
             elect=self._elect,
+            others=tuple(server.url for server in self.others),
             share=OPTIONS.chaos_share,
         )
         assert self._nursery.stdin is not None
@@ -221,16 +228,23 @@ class Field:
         await self.until(lambda: left <= {what["worker"] for what in self.told if "ended" in what}, self._patience + 5)
         await asyncio.gather(*self._inquests)
         history = await self.history()
-        async with Coordinator(self.admin) as sync:
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(Coordinator(self.admin))]
+            for server in self.others:
+                client = await stack.enter_async_context(server.client())
+                servers.append(await stack.enter_async_context(Coordinator(client)))
             for name in self.names:
-                lock = sync.lock(name)
+                locks = [server.lock(name) for server in servers]
 
-                async def free(lock: Any = lock) -> bool:
-                    found = await lock.statistics()
-                    return not bool(found.held) and found.waiting == 0
+                async def free(locks: list[AsyncLock] = locks) -> bool:
+                    for lock in locks[1:]:  # a request drops the tickets of the dead, where nobody else asks
+                        if (held := await lock.try_acquire()) is not None:
+                            await held.release()
+                    found = [await lock.statistics() for lock in locks]
+                    return not any(view.held or view.waiting for view in found)
 
                 await wait_until(free, SOON, timeout=self.ttl + 1)
-                lease = await lock.acquire(timeout=1)
+                lease = await (AsyncRedlock(servers, name) if self.others else locks[0]).acquire(timeout=1)
                 assert lease.fence > history.last_fence(name)
                 await lease.release()
         return history

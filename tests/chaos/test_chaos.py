@@ -48,11 +48,17 @@ class Clock:
 
 @asynccontextmanager
 async def field(
-    *, ttl: float = 2.0, long: float = 0.05, patience: float = 30, keep: bool = False, elect: bool = False
+    *,
+    ttl: float = 2.0,
+    long: float = 0.05,
+    patience: float = 30,
+    keep: bool = False,
+    elect: bool = False,
+    servers: int = 1,
 ) -> AsyncIterator[Field]:
     print(f"--chaos-seed={SEED} --chaos-seconds={SECONDS:g}")
     options = {"ttl": ttl, "long": long, "patience": patience}
-    async with Field(SEED, names=4, workers=6, persistent=keep, elect=elect, **options) as field:
+    async with Field(SEED, names=4, workers=6, persistent=keep, elect=elect, servers=servers, **options) as field:
         yield field
 
 
@@ -232,3 +238,46 @@ async def test_p1_p8_d1_d2_restarted(keep: bool) -> None:
         if keep:
             assert history.losses == []
         assert percentile(known) <= f.ttl / 3 + SLACK
+
+
+@pytest.mark.ci
+async def test_p1_p8_e9_redlock() -> None:
+    """E9: of five servers two at a time are stopped, or killed and started again with their data; workers are killed.
+
+    No lease overlaps another, fences rise, and no request is stuck.
+    """
+    async with field(ttl=3.0, keep=True, servers=5) as f:
+        servers = [f.server, *f.others]
+
+        async def torment(turn: int) -> None:
+            while running:
+                server = servers.pop(f.random.randrange(len(servers)))
+                if f.random.random() < 0.7:
+                    await asyncio.to_thread(server.pause)
+                    await asyncio.sleep(f.random.choice([0.05, 0.3, 1]))  # what is tested
+                    await asyncio.to_thread(server.resume)
+                else:
+                    await asyncio.to_thread(server.restart, True)
+                servers.append(server)
+                running.faults += 1
+                await asyncio.sleep(f.random.uniform(0, 0.3) * turn)
+
+        async def replace() -> None:
+            while running:
+                await asyncio.sleep(f.random.uniform(0.2, 1))
+                worker = await f.spawn("outside")
+                await f.until(partial(f.born, worker))
+                victim = f.random.choice(f.workers[:-1])
+                victim.signal(signal.SIGKILL)
+                f.workers.remove(victim)
+                running.faults += 1
+
+        await f.populate()
+        running = Clock()
+        async with asyncio.TaskGroup() as tasks:
+            for turn in (1, 2):
+                tasks.create_task(torment(turn))
+            tasks.create_task(replace())
+        history = await f.end()
+        judge(history, "Redlock", running.faults)
+        assert history.sections > running.faults / 2

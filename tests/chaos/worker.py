@@ -21,13 +21,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, LeaderElection, LeaseLost
+from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, LeaderElection, LeaseLost
 from redis_sync_aio.types import BaseLease
 
 from ..support.balance import Ledger
@@ -68,6 +68,7 @@ class Job:
     doom: Doom = "outside"
     engine: Engine = "auto"
     elect: bool = False  # each name is an election, and a section is a term
+    others: tuple[str, ...] = ()  # URLs of the other servers of a Redlock
     share: bool = False  # two tasks for each name share what the process holds, and let it linger
 
     def line(self) -> bytes:
@@ -110,7 +111,11 @@ class Worker:
         self.resource = Redis.from_url(job.resource, socket_timeout=None)
         ledger = Ledger()
         observe = ledger if job.number % 2 else None  # to observe takes other paths through the package
-        async with client, self.resource, Coordinator(client, observe=observe) as sync:
+        async with AsyncExitStack() as stack, client, self.resource, Coordinator(client, observe=observe) as sync:
+            servers = [sync]
+            for url in job.others:
+                other = await stack.enter_async_context(Redis.from_url(url, client_name=f"worker-{job.number}"))
+                servers.append(await stack.enter_async_context(Coordinator(other)))
             loop.call_soon(self.pulse, loop.time())
             tell(born=job.number)
             async with asyncio.TaskGroup() as tasks:
@@ -119,6 +124,9 @@ class Worker:
                         who = f"worker-{job.number}"
                         election = LeaderElection(sync, name, label=who, ttl=job.ttl, engine=job.engine)
                         tasks.create_task(self.contend(name, election.lead))
+                        continue
+                    if job.others:
+                        tasks.create_task(self.contend(name, AsyncRedlock(servers, name, ttl=job.ttl).acquire))
                         continue
                     linger = 0.005 * job.share
                     lock = AsyncLock(sync, name, ttl=job.ttl, engine=job.engine, share=job.share, linger=linger)
@@ -213,7 +221,8 @@ class Worker:
         """Write to the resource; return what is to be told if it refuses."""
         name, job = lease.name, self.job
         keys = f"log:{name}", f"last:{name}"
-        answer = await self.resource.eval(COMMIT, 2, *keys, kind, lease.fence, lease.token, at, job.number)
+        token = str(job.number) if job.others else lease.token  # that of a Redlock changes as servers join
+        answer = await self.resource.eval(COMMIT, 2, *keys, kind, lease.fence, token, at, job.number)
         if not answer:
             return None
         newer, token, since = answer.decode().split()
