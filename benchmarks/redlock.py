@@ -26,7 +26,8 @@ from redis_sync_aio import AsyncLock, AsyncRedlock
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing.faults import FaultProxy
 
-RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end"
+from .raw import COMPARE_AND_DELETE, Command, RawProtocol, Word
+
 Release = Callable[[], Awaitable[object]]
 Acquire = Callable[[], Awaitable[Release | None]]
 
@@ -34,21 +35,28 @@ Acquire = Callable[[], Awaitable[Release | None]]
 class Bare:
     """The protocol and nothing else: SET at all servers, on at three answers; no queue, no fence, no renewal."""
 
-    def __init__(self, clients: list[Redis], name: str) -> None:
-        self._clients: list[Any] = clients
-        self._name = name
+    def __init__(self, commands: list[Command], name: str) -> None:
+        self._commands = commands
+        self._name = name.encode()
 
     async def acquire(self) -> Release:
-        token = secrets.token_hex(8)
-        await self._most(lambda client: client.set(self._name, token, nx=True, px=10_000))
-        return lambda: self._most(lambda client: client.eval(RELEASE, 1, self._name, token))
+        token = secrets.token_hex(8).encode()
+        await self._most(b"SET", self._name, token, b"NX", b"PX", 10_000)
+        return lambda: self._most(b"EVAL", COMPARE_AND_DELETE, 1, self._name, token)
 
-    async def _most(self, ask: Callable[[Any], Awaitable[object]]) -> None:
-        answers = [asyncio.ensure_future(ask(client)) for client in self._clients]
-        for number, answer in enumerate(asyncio.as_completed(answers)):
-            await answer
-            if number >= len(answers) // 2:
-                return
+    async def _most(self, *words: Word) -> None:
+        enough = asyncio.get_running_loop().create_future()
+        left = len(self._commands) // 2 + 1
+
+        def answered(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                enough.set_result(None)
+
+        for command in self._commands:
+            asyncio.ensure_future(command(*words)).add_done_callback(answered)
+        await enough
 
 
 def ours(clients: list[Redis], name: str) -> Acquire:
@@ -91,10 +99,10 @@ def redlock_ng(clients: list[Redis], name: str) -> Acquire:
     return acquire
 
 
-CONTESTANTS: dict[str, Callable[[list[Redis], str], Acquire]] = {
+Make = Callable[[list[Redis], str], Acquire]
+CONTESTANTS: dict[str, Make] = {
     "AsyncRedlock": ours,
     "AsyncLock on one server": single,
-    "bare protocol": lambda clients, name: Bare(clients, name).acquire,
     "pottery": pottery,
     "redlock-ng": redlock_ng,
 }
@@ -129,21 +137,26 @@ class Figures:
 
 
 @asynccontextmanager
-async def five(delay: float) -> AsyncIterator[tuple[list[EmbeddedServer], list[Redis]]]:
+async def five(delay: float) -> AsyncIterator[tuple[list[EmbeddedServer], list[Redis], list[Command]]]:
+    """Start servers; yield them, a client of each, and a bare connection to each."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(EmbeddedServer()) for _ in range(5)]
-        clients = []
+        clients: list[Redis] = []
+        commands: list[Command] = []
         for server in servers:
+            client, url = server.client(), f"unix://{server.unix_socket}"
             if delay:
                 proxy = await stack.enter_async_context(FaultProxy(server))
                 proxy.latency = delay / 2
-                clients.append(await stack.enter_async_context(proxy.client()))
-            else:
-                clients.append(await stack.enter_async_context(server.client()))
-        yield servers, clients
+                client, url = proxy.client(), proxy.url
+            clients.append(await stack.enter_async_context(client))
+            raw = await RawProtocol.open(url)
+            stack.push_async_callback(raw.close)
+            commands.append(raw.command)
+        yield servers, clients, commands
 
 
-async def measure(make: Callable[[list[Redis], str], Acquire], clients: list[Redis], args: Any, case: str) -> Figures:
+async def measure(make: Make, clients: list[Redis], args: Any, case: str) -> Figures:
     tasks, names = {"one task": (1, 1), "50 tasks": (50, 50), "one name": (8, 1)}[case]
     figures, name = Figures(), secrets.token_hex(4)
     until = time.perf_counter() + args.seconds
@@ -160,7 +173,8 @@ async def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds to each server and back")
     parser.add_argument("--stopped", type=int, default=0, help="how many servers are stopped")
     args = parser.parse_args()
-    async with five(args.delay / 1000) as (servers, clients):
+    async with five(args.delay / 1000) as (servers, clients, commands):
+        contestants = {**CONTESTANTS, "bare protocol": lambda _, name: Bare(commands, name).acquire}
         begin = time.perf_counter()
         await (await ours(clients, "first")() or main)()
         print(f"first pair: {(time.perf_counter() - begin) * 1000:.1f} ms")
@@ -168,16 +182,16 @@ async def main() -> None:
             server.pause()
         try:
             for case in ("one task", "50 tasks", "one name"):
-                await compare(case, clients, args)
+                await compare(case, contestants, clients, args)
         finally:
             for server in servers[: args.stopped]:
                 server.resume()
 
 
-async def compare(case: str, clients: list[Redis], args: Any) -> None:
+async def compare(case: str, contestants: dict[str, Make], clients: list[Redis], args: Any) -> None:
     found: dict[str, list[Figures]] = {}
     for _ in range(args.rounds):
-        for name, make in CONTESTANTS.items():
+        for name, make in contestants.items():
             if (case == "one name" and name == "bare protocol") or (args.stopped and name != "AsyncRedlock"):
                 continue
             with suppress(ImportError):
