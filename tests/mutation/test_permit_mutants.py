@@ -14,7 +14,6 @@ from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_sharing as sharing
 from ..scripts import test_permit_short_ways as short_ways
-from ..scripts import test_writer_scripts as writers
 from ..simulation import test_permit_histories as histories
 from ..support.histories import notice, private_server
 from ..support.script_mutants import Client, Mutant, checks, failing, is_caught
@@ -378,7 +377,7 @@ MUTANTS: Mapping[str, Mutant] = {
 }  # fmt: skip
 
 
-CHECKS = checks(suite, sharing, writers, short_ways)
+CHECKS = checks(suite, sharing, short_ways)
 
 
 @pytest.mark.ci

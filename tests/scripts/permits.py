@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from ..support.inside import PermitKeys, permit_keys, ticket_member
 from ..support.inside import load as load
+from ..support.inside import permit_keys, ticket_member
 from ..support.script_mutants import Client as Client
 
 KEYS = permit_keys(b"s", "sem")
@@ -61,17 +61,11 @@ async def release(redis: Client, token: bytes, ticket: bytes = b"", *, pending: 
     return found
 
 
-async def renew(redis: Client, token: bytes, ttl: int = TTL) -> int:
-    found = (await run(redis, "permits/renew", token, ttl, 1))[0]
+async def renew(redis: Client, token: bytes, ttl: int = TTL, least: int = 1) -> int:
+    """Renew what weighs so much at ``least``."""
+    found = (await run(redis, "permits/renew", token, ttl, least))[0]
     assert isinstance(found, int)
     return found
-
-
-async def renew_of(redis: Client, keys: PermitKeys, token: bytes, least: int) -> int:
-    """Renew what weighs so much at ``least``."""
-    found = await redis.eval(load("permits/renew").source, 4, *keys.all, token, TTL, least)
-    assert isinstance(found[0], int)
-    return found[0]
 
 
 async def resize(redis: Client, limit: int) -> Any:

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.inside import ticket_member
+from ..support.inside import WRITER_WEIGHT, ticket_member
 from .permits import (
     ALIVE,
     BUSY,
@@ -86,6 +86,39 @@ async def test_the_first_resize_sets_the_limit(redis: Client) -> None:
     assert await redis.pttl(PERMITS) > 315_360_000_000
     await redis.delete(PERMITS)  # lost: so is what is known of the permits, but not the limit
     assert await refused(redis, b"b", 4) == (5, True)
+
+
+# -- readers and writers -----------------------------------------------------------------------------------
+
+
+async def downgraded(redis: Client, token: bytes) -> None:
+    """Make a reader of a writer, twice (P4)."""
+    for _ in range(2):
+        assert await run(redis, "permits/downgrade", token) == 1
+
+
+async def test_p1_p8_a_writer_reads_on_under_its_fence(redis: Client) -> None:
+    """Others read with it, under the same fence; a reader stays one."""
+    fence = await granted(redis, b"a", weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
+    until = await redis.zscore(PERMITS, b"a")
+    assert (await ask(redis, b"b", limit=WRITER_WEIGHT))[0] == BUSY
+    await downgraded(redis, b"a")
+    assert await holders(redis) == {b"a": 1}
+    assert await redis.zscore(PERMITS, b"a") == until
+    assert await granted(redis, b"b", limit=WRITER_WEIGHT) == fence
+    await downgraded(redis, b"b")
+    assert await holders(redis) == {b"a": 1, b"b": 1}
+
+
+async def test_p6_the_renewal_of_a_writer_that_became_a_reader_says_so(redis: Client) -> None:
+    """P1: the same identity, in another process, made a reader of it. A reader's renewal is as good as before."""
+    await granted(redis, b"a", weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
+    assert await renew(redis, b"a", least=WRITER_WEIGHT) == 1
+    await downgraded(redis, b"a")
+    until = await redis.zscore(PERMITS, b"a")
+    assert await renew(redis, b"a", least=WRITER_WEIGHT) == 0
+    assert await redis.zscore(PERMITS, b"a") == until
+    assert await renew(redis, b"a") == 1
 
 
 # -- out of memory -----------------------------------------------------------------------------------------
