@@ -24,9 +24,9 @@ from redis_sync_aio.types import Client
 
 from ..conftest import SELDOM, MakeClient
 from ..support.clusters import SLOTS, cluster
-from ..support.factories import KINDS, LOCK, SHARED, WATCHED, Kind
 from ..support.inside import tuned
 from ..support.options import OPTIONS
+from ..support.primitives import KINDS, LOCK, SHARED, WATCHED, Primitive
 from ..support.sentinels import GROUP, Group, sentinels
 from ..support.virtual import ToServer
 
@@ -65,17 +65,17 @@ def _proves_nothing(item: pytest.Item) -> bool:
     way, kind = chosen.get("way", "link"), chosen.get("kind", LOCK)
     if OPTIONS.topology != "direct" and way not in WAYS_OF[OPTIONS.topology]:
         return True
-    shares = chosen.get("share") or (isinstance(kind, Kind) and kind.share)
+    shares = chosen.get("share") or (isinstance(kind, Primitive) and kind.share)
     if shares and (way != "link" or item.get_closest_marker("tickets")):
         return True
-    return isinstance(kind, Kind) and kind.linger > 0 and item.get_closest_marker("asks_on_release") is not None
+    return isinstance(kind, Primitive) and kind.linger > 0 and item.get_closest_marker("asks_on_release") is not None
 
 
 @pytest.fixture(params=[*KINDS, *SHARED, *(pytest.param(it, marks=pytest.mark.ci) for it in WATCHED)], ids=str)
-def kind(request: pytest.FixtureRequest) -> Kind:
+def kind(request: pytest.FixtureRequest) -> Primitive:
     """What is under test: it lets one in at a time. `engine` shows that WATCH decides as scripts do."""
     found = request.param
-    assert isinstance(found, Kind)
+    assert isinstance(found, Primitive)
     return found
 
 

@@ -93,12 +93,6 @@ async def test_tasks_go_round_without_waiting_for_each_other_in_between(
     assert all(sorted(ranks) == [0, 1, 2] for ranks in zip(*found, strict=True))
 
 
-async def test_one_party_passes_immediately(sync: Coordinator, engine: Any) -> None:
-    alone = AsyncBarrier(sync, NAME, 1, engine=engine)
-    assert await alone.wait() == 0
-    assert await alone.wait(timeout=0) == 0
-
-
 async def test_what_acquires_nothing_is_no_context(sync: Coordinator) -> None:
     """A body would suggest that something is held in it."""
     every: list[Any] = [AsyncBarrier(sync, NAME, 1), AsyncEvent(sync, NAME), AsyncCountDownLatch(sync, NAME, 1)]

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from redis.asyncio import ConnectionPool, Redis, UnixDomainSocketConnection
@@ -25,10 +25,10 @@ from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, U
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import BaseLease
 
-from ..support.arena import sweep_all
-from ..support.body import FAST, waits
-from ..support.factories import Kind, holder
-from ..support.inside import hub_of
+from ..support.body import FAST
+from ..support.inside import hub_of, lease_groups
+from ..support.primitives import ALONE, KINDS, SHARED, WATCHED, Primitive, each, on_one_server
+from ..support.sweep import Outcome, sweep
 
 NAME = "cancel"
 LEAST = 2
@@ -37,20 +37,54 @@ LIMIT = 5
 TURNS = (*range(36), *range(36, 120, 12))
 
 
+class Finishes(Protocol):
+    """What ends an operation that was cancelled, and checks that nothing is left."""
+
+    async def finish(self) -> None:
+        """Do so."""
+
+
+async def sweep_all(
+    arena: Finishes, operation: Callable[[], Awaitable[object]], *, twice: bool, turns: Sequence[int]
+) -> int:
+    """Cancel ``operation`` at every suspension point, and after so many turns of the loop; return how often."""
+
+    async def run() -> object:
+        return await operation()
+
+    async def check(outcome: Outcome[object]) -> None:
+        await arena.finish()
+
+    result = await sweep(run, check, twice=twice)
+    assert not result.swallowed
+    cancelled = sum(result.cancellations.values())
+    for number in turns:
+        task = asyncio.create_task(run())
+        for _ in range(number):
+            await asyncio.sleep(0)
+        if task.cancel():
+            cancelled += 1
+            await asyncio.wait([task])
+            assert task.cancelled(), f"cancelled after {number} turns, and it ended with {task}"
+        else:
+            await task
+        await arena.finish()
+    return cancelled
+
+
 class Arena:
     """A lock that may have a holder, and what must be true after every cancelled operation."""
 
-    def __init__(self, kind: Kind, sync: Coordinator, redis: Redis) -> None:
-        self.kind = kind
+    def __init__(self, kind: Primitive, sync: Coordinator, other: Coordinator, redis: Redis) -> None:
+        self.kind, self.sync, self.redis = kind, sync, redis
         self.lock = kind.make(sync, NAME, ttl=30)
-        self.sync = sync
-        self.redis = redis
+        self.rival = kind.make(other, NAME, ttl=30)
         self.holder: BaseLease | None = None
         self.helpers: list[asyncio.Task[None]] = []
 
     async def hold(self) -> None:
-        """Somebody holds the lock, and lets it go as soon as somebody waits."""
-        self.holder = await self.lock.acquire(timeout=5)
+        """Let a rival hold the lock, and release it as soon as somebody waits; one of the process, if that shares."""
+        self.holder = await (self.lock if self.kind.share else self.rival).acquire(timeout=5)
         self.helpers.append(asyncio.create_task(self._let_go(self.holder)))
 
     async def _let_go(self, holder: BaseLease) -> None:
@@ -70,21 +104,22 @@ class Arena:
         if self.holder is not None:
             await self.holder.release()
             self.holder = None
-        local = self.lock._resource()
-        for lease in local.held():
-            await lease.release()
-        local.forget_if_idle()
         await self.check_free()
 
     async def check_free(self) -> None:
-        """Usable immediately: by this process in order, and by anybody as soon as what was sent has arrived."""
-        lease = await self.lock.acquire(timeout=5)
-        await lease.release()
-        if self.kind.share:  # that sent nothing if it lingers, or if word that the cancelled task waits came first
-            await wait_until(lambda: self.kind.empty(self.redis, NAME), FAST, timeout=5)
-        after = await self.lock.statistics()
-        assert (await holder(self.lock), after.waiting) == (None, 0), after
-        assert await self.kind.empty(self.redis, NAME)
+        """Usable immediately: by this process in order, and by others as soon as what was sent has arrived."""
+        for lock in (self.lock, self.rival):
+            lease = await lock.acquire(timeout=5)
+            await lease.release()
+        await wait_until(self._is_empty, FAST, timeout=15)
+        await hub_of(self.sync).manager.releases.in_flight.drained(5)
+        await asyncio.sleep(0)  # those who waited for the answer hear of it a turn later
+        assert not [key for key in lease_groups if self.sync in (key if isinstance(key, tuple) else ())]
+
+    async def _is_empty(self) -> bool:
+        """Also in the memory of the process: a lock of several has more names than the one that is looked at."""
+        forgotten = not hub_of(self.sync).resources and not hub_of(self.sync).acquisitions
+        return forgotten and not await self.rival.locked() and await self.kind.empty(self.redis, NAME)
 
 
 async def acquire_and_release(arena: Arena) -> None:
@@ -141,6 +176,15 @@ async def timed_out(arena: Arena) -> None:
         holder._grant.give_back()
 
 
+async def inside(arena: Arena) -> None:
+    """Again in its own body, if it may be."""
+    async with arena.lock as lease:
+        if arena.kind.reenters:
+            async with arena.lock:
+                await asyncio.sleep(0)
+        await lease.extend(20)
+
+
 OPERATIONS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     operation.__name__: operation
     for operation in (
@@ -160,11 +204,30 @@ twice = pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @twice
-async def test_p5_cancelled_anywhere(kind: Kind, sync: Coordinator, redis: Redis, name: str, twice: bool) -> None:
-    arena = Arena(kind, sync, redis)
+async def test_p5_cancelled_anywhere(
+    kind: Primitive, sync: Coordinator, other: Coordinator, redis: Redis, name: str, twice: bool
+) -> None:
+    arena = Arena(kind, sync, other, redis)
     await arena.check_free()  # connected: the sweeps are not about the first connection
     operation = partial(OPERATIONS[name], arena)
     assert await sweep_all(arena, operation, twice=twice, turns=() if twice else TURNS) >= LEAST
+
+
+@each((it for it in on_one_server(ALONE) if it not in (*KINDS, *SHARED, *WATCHED)), "kind")
+@pytest.mark.parametrize("operation", [whole_body, whole_body_by_hand_over, inside])
+@twice
+async def test_p5_others_cancelled_anywhere(
+    kind: Primitive,
+    sync: Coordinator,
+    other: Coordinator,
+    redis: Redis,
+    operation: Callable[[Arena], Awaitable[None]],
+    twice: bool,
+) -> None:
+    """Those that are made of locks and permits."""
+    arena = Arena(kind, sync, other, redis)
+    await arena.check_free()
+    assert await sweep_all(arena, partial(operation, arena), twice=twice, turns=() if twice else TURNS) >= LEAST
 
 
 # -- several permits -----------------------------------------------------------------------------------------
@@ -297,65 +360,6 @@ async def test_p5_b6_random_cancellations_of_permits(sync: Coordinator, other: C
     assert cancelled > 4 * rounds
     assert not hub_of(sync).acquisitions
     assert not hub_of(sync).resources
-
-
-async def test_p5_the_head_that_others_wait_for_is_cancelled(sync: Coordinator, other: Coordinator) -> None:
-    """P5, B2: some turns after the release that makes room for it: the request behind it does not wait forever."""
-    sem, theirs = (AsyncSemaphore(one, NAME, limit=LIMIT) for one in (sync, other))
-    granted = 0
-    for turns in (*range(-5, 25), *range(25, 60, 5)):
-        holder = await theirs.acquire(weight=2)
-        heavy = asyncio.create_task(sem.acquire(weight=LIMIT))
-        await wait_until(waits(theirs, 1), FAST, timeout=5)
-        light = asyncio.create_task(theirs.acquire(weight=4))
-        await wait_until(waits(theirs, 2), FAST, timeout=5)
-        if turns < 0:
-            heavy.cancel()
-        for _ in range(-turns):
-            await asyncio.sleep(0)
-        release = asyncio.create_task(holder.release())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        heavy.cancel()
-        await asyncio.wait([heavy])
-        if not heavy.cancelled():
-            granted += 1
-            await heavy.result().release()
-        lease = await asyncio.wait_for(light, 15)
-        await release
-        assert (await theirs.statistics()).held == 4
-        await lease.release()
-    assert granted < 37
-    assert await sem.acquire(weight=LIMIT, timeout=0)
-
-
-@pytest.mark.parametrize("way", ["link"])
-async def test_p5_a_batch_meets_cancellations(sync: Coordinator, other: Coordinator) -> None:
-    """P5, B2: one release grants six; three of them are cancelled some turns after it: the next ones get theirs."""
-    sem, theirs = (AsyncSemaphore(one, NAME, limit=6) for one in (sync, other))
-    for turns in range(25):
-        holder = await theirs.acquire(weight=6)
-        tasks = [asyncio.create_task(sem.acquire()) for _ in range(6)]
-        await wait_until(waits(theirs, 6), FAST, timeout=5)
-        behind = [asyncio.create_task(theirs.acquire()) for _ in range(3)]
-        await wait_until(waits(theirs, 9), FAST, timeout=5)
-        release = asyncio.create_task(holder.release())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        for task in tasks[::2]:
-            task.cancel()
-        await asyncio.wait(tasks)
-        kept = [task.result() for task in tasks if not task.cancelled()]
-        for lease in kept[3:]:  # the grant came first
-            await lease.release()
-        async with asyncio.timeout(15):
-            kept = kept[:3] + [await task for task in behind]
-        await release
-        assert (await theirs.statistics()).held == 6
-        for lease in kept:
-            lease.check()
-            await lease.release()
-    assert await sem.acquire(weight=6, timeout=0)
 
 
 @pytest.mark.real

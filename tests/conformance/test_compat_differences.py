@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockNotOwnedError
 
-from redis_sync_aio import AsyncLock, CommandRefused, Unreachable
+from redis_sync_aio import CommandRefused, Unreachable
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -206,18 +206,6 @@ async def test_closing_the_client_releases_nothing(make_client: MakeClient, redi
     assert await is_free(redis)
 
 
-async def test_nothing_is_remembered(lock: RedisLock, client: Redis, redis: Redis) -> None:
-    await redis.set(NAME, OTHER)
-    assert not await lock.acquire(blocking_timeout=0.01)
-    await redis.delete(NAME)
-    for _ in range(2):
-        await lock.acquire()
-        assert hub_of(client).resources == {}
-        await lock.extend(10)
-        await lock.release()
-        assert hub_of(client).resources == {}
-
-
 async def test_extend_counts_from_when_the_time_left_was_true(server: EmbeddedServer, redis: Redis) -> None:
     """The time that the server's answer takes is not a gift: 10 seconds, 2 of which passed, and 10 more are 18."""
     async with through_proxy(server) as (proxy, client):
@@ -348,23 +336,6 @@ async def test_a_cancelled_wait_leaves_no_ticket(lock: RedisLock, redis: Redis, 
     await sweep(lambda: lock.acquire(**arguments), check)
 
 
-async def test_cancelled_around_the_hand_over(make_client: MakeClient, redis: Redis) -> None:
-    holder, waiter = (make_client().lock(NAME, lock_class=Lock) for _ in range(2))
-    for turns in range(40):
-        await holder.acquire()
-        waiting = await started(redis, waiter.acquire())
-        releasing = asyncio.create_task(holder.release())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        if waiting.cancel():
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-        else:
-            await waiter.release()
-        await releasing
-        await until(lambda: is_free(redis))
-
-
 async def body(lock: RedisLock) -> None:
     async with lock:
         await asyncio.sleep(0)
@@ -403,17 +374,6 @@ async def test_a_cancelled_release_may_be_repeated(lock: RedisLock, redis: Redis
     assert await is_free(redis)
 
 
-async def test_a_release_of_long_ago_says_nothing(lock: RedisLock, redis: Redis) -> None:
-    for lost in (False, True):
-        await lock.acquire(token="mine")
-        if lost:
-            await redis.delete(NAME)
-            with pytest.raises(LockNotOwnedError):
-                await lock.release()
-        else:
-            await lock.release()
-
-
 @pytest.mark.real
 def test_the_end_of_the_loop_does_not_release(server: EmbeddedServer) -> None:
     async def once_a_minute() -> bool:
@@ -442,30 +402,6 @@ async def test_a_waiter_does_not_poll(make_client: MakeClient, redis: Redis) -> 
     await holder.release()
     assert await waiting
     assert await calls(redis, "evalsha") - before == 3, "acquire, queue, release: none to wake up"
-
-
-@pytest.mark.parametrize("limit", [None, 30])
-async def test_waiters_are_served_in_order(make_client: MakeClient, redis: Redis, limit: float | None) -> None:
-    holder, *waiters = (make_client().lock(NAME, lock_class=Lock, blocking_timeout=limit) for _ in range(6))
-    order: list[int] = []
-
-    async def take_turn(number: int) -> None:
-        async with waiters[number]:
-            order.append(number)
-
-    await holder.acquire()
-    tasks = []
-    for number in range(5):
-        tasks.append(asyncio.create_task(take_turn(number)))
-
-        async def queued(number: int = number) -> bool:
-            return (await AsyncLock(redis, NAME).statistics()).waiting == number + 1
-
-        await until(queued)
-    assert await make_client().lock(NAME, lock_class=Lock).acquire(blocking=False) is False
-    await holder.release()
-    await asyncio.gather(*tasks)
-    assert order == [0, 1, 2, 3, 4]
 
 
 async def test_a_lock_that_is_extended_to_its_end_is_handed_over(lock: RedisLock, client: Redis, redis: Redis) -> None:

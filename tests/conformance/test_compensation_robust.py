@@ -81,20 +81,6 @@ async def test_a_step_is_recorded_when_push_returns_and_dropped_when_the_work_is
     assert not await redis.exists(RECORD)
 
 
-async def test_on_failure_steps_of_both_kinds_run_in_reverse_and_nothing_is_left(
-    lock: AsyncRobustLock, redis: Redis, shop: Shop
-) -> None:
-    with pytest.raises(KeyError):  # noqa: PT012
-        async with lock as lease, Compensation(lease, shop.steps) as undo:
-            await lease.record({"order": 7})
-            await undo.push("refund", order=1)
-            undo.push(shop.refund, order=2)
-            await undo.push("refund", order=3)
-            raise KeyError
-    assert shop.done == [3, 2, 1]
-    assert not await redis.exists(RECORD)
-
-
 async def test_a_later_holder_compensates_and_the_record_is_clear(
     lock: AsyncRobustLock, redis: Redis, shop: Shop
 ) -> None:
@@ -111,21 +97,6 @@ async def test_a_later_holder_compensates_and_the_record_is_clear(
         assert shop.done == [3, 2, 1]
     async with lock as third:
         assert third.abandoned is None
-
-
-async def test_each_step_is_removed_after_it_ran_so_a_crash_resumes(
-    lock: AsyncRobustLock, redis: Redis, shop: Shop
-) -> None:
-    await crashed_with(lock, redis, shop, 1, 2)
-    second = await lock.acquire()
-    seen: list[object] = []
-
-    @shop.steps.step("look")
-    async def look(*, order: object) -> None:
-        seen.extend([order, await recorded(redis)])
-
-    await second.compensate({"refund": look})
-    assert seen == [2, [1, 2], 1, [1]]
 
 
 async def test_a_second_crash_in_the_middle_resumes(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:

@@ -15,7 +15,7 @@ from redis_sync_aio import AcquireTimeout, Coordinator, synchronized, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
-from ..support.factories import Exclusive, Kind, holder
+from ..support.primitives import Exclusive, Primitive, holder
 from ..support.wired import wired
 
 NAME = "decorators"
@@ -26,8 +26,9 @@ class BodyError(Exception):
 
 
 @pytest.fixture
-def lock(kind: Kind, sync: Coordinator) -> Exclusive:
-    return kind.make(sync, NAME)
+def lock(kind: Primitive, sync: Coordinator) -> Exclusive:
+    made: Exclusive = kind.make(sync, NAME)
+    return made
 
 
 async def test_wrap(lock: Exclusive) -> None:

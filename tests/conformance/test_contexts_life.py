@@ -22,8 +22,8 @@ from redis_sync_aio.types import BaseLease, Client
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
-from ..support.factories import Exclusive, Kind, holder
 from ..support.inside import close_implicit, hub_module, hub_of, hubs
+from ..support.primitives import Exclusive, Primitive, holder
 from ..support.wired import wired
 
 NAME = "life"
@@ -36,7 +36,7 @@ async def observer(make_client: MakeClient) -> Redis:
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def nothing_left(kind: Kind, no_task_left: None, observer: Redis) -> AsyncIterator[None]:
+async def nothing_left(kind: Primitive, no_task_left: None, observer: Redis) -> AsyncIterator[None]:
     """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
     yield
     assert await observer.exists(kind.queue(NAME)) == 0
@@ -129,34 +129,8 @@ async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[
 # -- aclose() of a coordinator -----------------------------------------------------------------------------
 
 
-async def test_close_while_waiting_and_holding(kind: Kind, sync: Coordinator, observer: Redis) -> None:
-    """Waiters get CoordinatorClosed, bodies LeaseLost "closed", and the lock is free when aclose() returns."""
-    holding, waiting = await waiting_and_holding(kind.make(sync, NAME))
-    await sync.aclose()
-    assert await kind.empty(observer, NAME)
-    assert our_tasks() == []
-    await assert_told(holding, waiting, "closed")
-    assert hub_of(sync).resources == {}
-
-
-async def test_close_hands_over(kind: Kind, sync: Coordinator, observer: Redis) -> None:
-    """P2: a waiter elsewhere has the lock when the holder's coordinator is closed, before any waiter of it."""
-    await kind.make(sync, NAME).acquire()
-    own = asyncio.create_task(kind.make(sync, NAME).acquire())
-    await wait_until(waits(kind.make(sync, NAME)), FAST, timeout=5)
-    async with Coordinator(observer) as other:
-        theirs = asyncio.create_task(kind.make(other, NAME).acquire())
-        await wait_until(waits(kind.make(other, NAME), 1 if kind.share else 2), FAST, timeout=5)
-        await sync.aclose()
-        lease = await asyncio.wait_for(theirs, 15)
-        assert await holder(kind.make(other, NAME)) == lease.token
-        await lease.release()
-    with pytest.raises(CoordinatorClosed):
-        await own
-
-
 @pytest.mark.parametrize("use", USES)
-async def test_use_after_close(kind: Kind, sync: Coordinator, client: Client, use: str) -> None:
+async def test_use_after_close(kind: Primitive, sync: Coordinator, client: Client, use: str) -> None:
     """Every method says that the coordinator is closed; closing again is no error, entering again is one."""
     unused = Coordinator(client)
     assert (unused.connection_error, unused.connections, unused.why_closed) == (None, 0, None)
@@ -172,21 +146,7 @@ async def test_use_after_close(kind: Kind, sync: Coordinator, client: Client, us
                 pass
 
 
-async def test_leases_after_close(kind: Kind, sync: Coordinator) -> None:
-    """P6: a lease without a body knows it, too; a released one stays released."""
-    released = await kind.make(sync, NAME).acquire()
-    await released.release()
-    lease = await kind.make(sync, NAME).acquire()
-    await sync.aclose()
-    await released.release()
-    assert lease.lost
-    for ask in (lease.release, lambda: lease.extend(1)):
-        with pytest.raises(LeaseLost) as caught:
-            await ask()
-        assert caught.value.reason == "closed"
-
-
-async def test_close_inside_the_body(kind: Kind, sync: Coordinator, observer: Redis) -> None:
+async def test_close_inside_the_body(kind: Primitive, sync: Coordinator, observer: Redis) -> None:
     """P7: the body that closes is cancelled itself, when the closing is done, and nothing is left in its task."""
     lease, error = await lost_in(kind.make(sync, NAME).acquire(), lambda _: sync.aclose())
     assert error.reason == "closed"
@@ -195,7 +155,7 @@ async def test_close_inside_the_body(kind: Kind, sync: Coordinator, observer: Re
 
 
 @pytest.mark.parametrize("how", ["task", "anyio", "anyio-group", "asyncio", "twice"])
-async def test_a_cancelled_close_is_finished(kind: Kind, sync: Coordinator, observer: Redis, how: str) -> None:
+async def test_a_cancelled_close_is_finished(kind: Primitive, sync: Coordinator, observer: Redis, how: str) -> None:
     """P5: and the cancellation belongs to the task that asked for it."""
     await kind.make(sync, NAME).acquire()
     loop = asyncio.get_running_loop()
@@ -240,7 +200,7 @@ UNDER_WAY: dict[str, Callable[[Exclusive, BaseLease], Awaitable[object]]] = {
 @pytest.mark.parametrize("server_is", ["up", "up, nothing held", "silent"])
 @pytest.mark.parametrize("use", UNDER_WAY)
 async def test_close_with_a_command_in_flight(
-    kind: Kind, server: EmbeddedServer, server_is: str, mode: str, use: str
+    kind: Primitive, server: EmbeddedServer, server_is: str, mode: str, use: str
 ) -> None:
     """A task that waits for an answer when the coordinator is closed gets it, or an error; nobody hangs."""
     async with wired(server, mode, kind=kind) as w:
@@ -266,7 +226,7 @@ async def test_close_with_a_command_in_flight(
 
 @pytest.mark.parametrize("way", ["link", "link-resp2-decoded", "link-no-socket-timeout", "polling"], indirect=True)
 async def test_e4_client_closed_while_waiting_and_holding(
-    kind: Kind, sync: Coordinator, connected: Connections, client: Redis, observer: Redis
+    kind: Primitive, sync: Coordinator, connected: Connections, client: Redis, observer: Redis
 ) -> None:
     """Like aclose(), and the error names the client; no connection is left open, not even by redis-py's pool."""
     holding, waiting = await waiting_and_holding(kind.make(sync, NAME))
@@ -282,7 +242,7 @@ async def test_e4_client_closed_while_waiting_and_holding(
 
 
 async def test_e4_client_of_an_implicit_coordinator_closed(
-    kind: Kind, redis: Redis, connected: Connections, observer: Redis
+    kind: Primitive, redis: Redis, connected: Connections, observer: Redis
 ) -> None:
     """Waiters and bodies are told, nothing runs on; the client works again when redis-py's does."""
     lock = kind.make(redis, NAME)
@@ -297,7 +257,7 @@ async def test_e4_client_of_an_implicit_coordinator_closed(
     await close_implicit(redis)
 
 
-async def test_e4_server_never_there(kind: Kind) -> None:
+async def test_e4_server_never_there(kind: Primitive) -> None:
     """Waiting for the first connection when the client is closed, or the time is up: no task is left."""
     client = Redis(unix_socket_path="/nowhere/at.all")
     async with Coordinator(client, retry_for=0.1) as sync:
@@ -316,7 +276,7 @@ async def test_e4_server_never_there(kind: Kind) -> None:
 # -- implicit coordinators ---------------------------------------------------------------------------------
 
 
-async def test_one_implicit_coordinator_for_each_client(kind: Kind, redis: Redis, connected: Connections) -> None:
+async def test_one_implicit_coordinator_for_each_client(kind: Primitive, redis: Redis, connected: Connections) -> None:
     """P9: all locks of a client share one connection, next to the client's pool."""
     locks = [kind.make(redis, f"{NAME}{n}") for n in range(5)]
     leases = await asyncio.gather(*(lock.acquire() for lock in locks))
@@ -329,7 +289,7 @@ async def test_one_implicit_coordinator_for_each_client(kind: Kind, redis: Redis
 
 
 async def test_an_idle_implicit_coordinator_closes_and_starts_again(
-    kind: Kind, redis: Redis, connected: Connections
+    kind: Primitive, redis: Redis, connected: Connections
 ) -> None:
     """It closes its connection when nothing was used for a while: short uses and statistics() keep it."""
     lock = kind.make(redis, NAME)
@@ -355,7 +315,7 @@ async def test_an_idle_implicit_coordinator_closes_and_starts_again(
 
 
 async def test_uses_that_meet_the_end_of_an_idle_coordinator(
-    kind: Kind, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    kind: Primitive, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A use never meets the closing."""
     monkeypatch.setattr(hub_module, "IDLE", 0.01)
@@ -373,7 +333,7 @@ async def test_uses_that_meet_the_end_of_an_idle_coordinator(
 
 @pytest.mark.parametrize("timeout", [0, 0.1])
 async def test_a_name_that_could_not_be_had_is_forgotten(
-    kind: Kind, redis: Redis, sync: Coordinator, timeout: float
+    kind: Primitive, redis: Redis, sync: Coordinator, timeout: float
 ) -> None:
     """The coordinator is idle then, and closes."""
     held = await kind.make(sync, NAME).acquire()
@@ -388,7 +348,7 @@ async def test_a_name_that_could_not_be_had_is_forgotten(
 @pytest.mark.real
 @pytest.mark.parametrize("ends", ["idle", "held", "waiting"])
 def test_nothing_is_pending_when_the_loop_closes(
-    kind: Kind, server: EmbeddedServer, ends: str, capfd: pytest.CaptureFixture[str]
+    kind: Primitive, server: EmbeddedServer, ends: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """asyncio.run() with an implicit coordinator: the lock is released at the end, and nothing complains."""
 

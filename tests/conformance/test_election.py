@@ -157,6 +157,7 @@ async def test_p5_nothing_is_left_wherever_a_candidate_is_cancelled(
         else:
             async with election.lead() as term:
                 await work(term)
+                assert await election.resign()
 
     async def check(outcome: Outcome[None]) -> None:
         await wait_until(partial(free, seat), FAST, timeout=20)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
@@ -19,8 +19,6 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    AsyncMultiLock,
-    AsyncRedlock,
     AsyncReentrantLock,
     Coordinator,
     LeaseLost,
@@ -33,9 +31,19 @@ from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever
 from ..support.exception_races import NAME, lose_now, this_task
-from ..support.factories import LOCK, SEMAPHORE, Kind
 from ..support.inside import hub_of, wait_shielded
 from ..support.one_server import one_server_for_all as one_server_for_all
+from ..support.primitives import (
+    LOCK,
+    MULTI,
+    MULTI_IN_ONE_SLOT,
+    REDLOCK,
+    REENTRANT,
+    ROBUST,
+    SEMAPHORE,
+    WRITER,
+    Primitive,
+)
 from ..support.wired import wired
 
 Then: TypeAlias = Callable[[], object]
@@ -161,24 +169,16 @@ Body: TypeAlias = Callable[[Disturbance], Awaitable[None]]
 
 
 @asynccontextmanager
-async def nested(sync: Coordinator, **options: Any) -> AsyncIterator[BaseLease]:
+async def nested(sync: Coordinator, name: str, **options: Any) -> AsyncIterator[BaseLease]:
     """A reentrant lock whose body is inside another body of the same task."""
-    lock = AsyncReentrantLock(sync, NAME, **options)
-    async with lock.acquire(), lock.acquire() as inner:
+    lock = AsyncReentrantLock(sync, name, **options)
+    async with lock, lock as inner:
         yield inner
 
 
-OTHERS = ("the-other-1", "the-other-2", f"{{{NAME}}}:other")
-ENTERS: dict[str, tuple[Kind, Callable[..., AbstractAsyncContextManager[Any]]]] = {
-    "lock": (LOCK, lambda sync, **options: LOCK.make(sync, NAME, **options).acquire()),
-    "semaphore": (SEMAPHORE, lambda sync, **options: SEMAPHORE.make(sync, NAME, **options).acquire()),
-    "reentrant": (LOCK, lambda sync, **options: AsyncReentrantLock(sync, NAME, **options).acquire()),
-    "nested": (LOCK, nested),
-    "multi": (LOCK, lambda sync, **options: AsyncMultiLock(sync, [OTHERS[0], NAME, OTHERS[1]], **options).acquire()),
-    "multi in one slot": (LOCK, lambda sync, **options: AsyncMultiLock(sync, [OTHERS[2], NAME], **options).acquire()),
-    "redlock": (LOCK, lambda sync, **options: AsyncRedlock([sync], NAME, **options).acquire()),
-}
-"""How the key of each is spoilt, and how its body is entered."""
+ENTERS = {it.label: it for it in (LOCK, SEMAPHORE, ROBUST, REENTRANT, MULTI, MULTI_IN_ONE_SLOT, REDLOCK, WRITER)}
+ENTERS["nested"] = replace(REENTRANT, label="nested", build=nested)
+OTHERS = (f"{NAME} and that", f"{{{NAME}}} and that")
 
 # -- the table ---------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ async def test_the_right_exception_leaves_bare_with_the_rest_as_a_note(
     sync: Coordinator, redis: Redis, enter: str, body: Body, lease: str, outer: Outer
 ) -> None:
     """And the task is as it should be, nothing of the lease is left, and another's key is left alone."""
-    kind, hold = ENTERS[enter]
+    kind = ENTERS[enter]
     fate, by_event = lease.split(",")[0], "event" in lease
     seen = Seen()
 
@@ -253,7 +253,7 @@ async def test_the_right_exception_leaves_bare_with_the_rest_as_a_note(
             await kind.spoil(redis, NAME)
 
     async def run(request: Request) -> None:
-        async with watched(seen), hold(sync, on_lost="event" if by_event else "cancel") as held:
+        async with watched(seen), kind.make(sync, NAME, on_lost="event" if by_event else "cancel") as held:
             await wait_shielded(asyncio.ensure_future(prepare()))
             lose: Then = partial(lose_now, held) if fate == "lost" else lambda: None
             interrupts = outer is not nobody or (fate == "lost" and not by_event)
@@ -297,7 +297,7 @@ async def test_the_right_exception_leaves_bare_with_the_rest_as_a_note(
 @pytest.mark.parametrize("body", LEAVES)
 @pytest.mark.asks_on_release
 async def test_a_release_without_an_answer_is_a_release_error_like_any_other(
-    kind: Kind, server: EmbeddedServer, body: Body, outer: Outer
+    kind: Primitive, server: EmbeddedServer, body: Body, outer: Outer
 ) -> None:
     seen = Seen()
     async with wired(server, kind=kind, retry_for=0.3, response_timeout=2.0) as w:

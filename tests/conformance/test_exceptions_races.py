@@ -27,9 +27,8 @@ from redis_sync_aio.types import BaseLease
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
 from ..support.exception_races import NAME, group_that_fails, later, lose_now, swallowed_cancellation, this_task
-from ..support.factories import Kind
 from ..support.one_server import one_server_for_all as one_server_for_all
-from ..support.primitives import MAKERS, Maker
+from ..support.primitives import EVERY, Primitive, each, on_one_server
 
 Before: TypeAlias = Callable[[], Awaitable[None]]
 BEFORE: tuple[Before, ...] = (group_that_fails, swallowed_cancellation)
@@ -44,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def free(kind: Kind, redis: Redis) -> bool:
+async def free(kind: Primitive, redis: Redis) -> bool:
     return not await kind.held(redis, NAME)
 
 
@@ -58,14 +57,14 @@ async def nested(sync: Coordinator, name: str, **options: Any) -> AsyncIterator[
         yield inner
 
 
-@pytest.mark.parametrize("make", [*MAKERS.values(), nested], ids=[*MAKERS, "nested reentrant lock"])
+@each([*on_one_server(EVERY), Primitive("nested reentrant lock", nested)])
 @pytest.mark.parametrize("before", BEFORE)
 async def test_a_count_that_was_left_behind_does_not_hide_the_loss(
-    sync: Coordinator, redis: Redis, make: Maker, before: Before
+    sync: Coordinator, redis: Redis, primitive: Primitive, before: Before
 ) -> None:
     """The body is cancelled and LeaseLost leaves, bare; the count stays as it was."""
     interrupted: list[BaseException] = []
-    hold: AbstractAsyncContextManager[object] = make(sync, NAME, ttl=3)
+    hold: AbstractAsyncContextManager[object] = primitive.make(sync, NAME, ttl=3)
 
     async def holding() -> None:
         async with hold:
@@ -87,42 +86,10 @@ async def test_a_count_that_was_left_behind_does_not_hide_the_loss(
     assert [type(error) for error in interrupted] == [CancelledError]
 
 
-@pytest.mark.parametrize("stays", [True, False], ids=["same await", "other await"])
-@pytest.mark.parametrize("before", [*BEFORE, None])
-async def test_a_cancellation_under_way_at_the_loss_wins(
-    kind: Kind, sync: Coordinator, before: Before | None, stays: bool
-) -> None:
-    """It was requested in the same turn of the loop, before the loss, and the body has yet to meet it."""
-    left: list[BaseException] = []
-
-    async def holding() -> None:
-        try:
-            async with kind.make(sync, NAME) as lease:
-                if before is not None:
-                    await before()
-
-                def both() -> None:
-                    task.cancel("from outside")
-                    lose_now(lease)
-
-                later(0, both)
-                while True:
-                    await (for_ever() if stays else asyncio.sleep(0))
-        except BaseException as error:
-            left.append(error)
-            raise
-
-    task = asyncio.create_task(holding())
-    with pytest.raises(CancelledError):
-        await asyncio.wait_for(task, 15)
-    assert [error.args for error in left] == [("from outside",)]
-    assert any("was lost" in note for note in left[0].__notes__)
-
-
 @pytest.mark.parametrize("awaits", [for_ever, lambda: asyncio.create_task(for_ever())], ids=["itself", "a task"])
 @pytest.mark.parametrize("before", [*BEFORE, None])
 async def test_a_loss_in_the_clean_up_of_a_cancelled_body(
-    kind: Kind, sync: Coordinator, before: Before | None, awaits: Callable[[], Awaitable[None]]
+    kind: Primitive, sync: Coordinator, before: Before | None, awaits: Callable[[], Awaitable[None]]
 ) -> None:
     """The body was cancelled from outside; the loss interrupts its clean-up. The cancellation leaves."""
     running, cleaning = asyncio.Event(), asyncio.Event()
@@ -241,7 +208,7 @@ async def test_a_loss_that_meets_commands_of_redis_py(
 @pytest.mark.parametrize("lose_after", range(4))
 @pytest.mark.parametrize("cancel_first", [False, True])
 async def test_a_cancellation_is_neither_taken_for_the_loss_nor_swallowed(
-    kind: Kind, sync: Coordinator, cancel_first: bool, lose_after: int, cancel_after: int
+    kind: Primitive, sync: Coordinator, cancel_first: bool, lose_after: int, cancel_after: int
 ) -> None:
     """In any order, in the same turn or not."""
     delivered: list[str] = []
@@ -272,32 +239,8 @@ async def test_a_cancellation_is_neither_taken_for_the_loss_nor_swallowed(
         assert delivered in (["cancelled"], ["cancelled, lost"])
 
 
-@pytest.mark.parametrize("turns", range(4))
-@pytest.mark.parametrize("loss_first", [True, False])
-async def test_a_loss_and_the_end_of_a_scope_or_a_timeout(
-    kind: Kind, sync: Coordinator, loss_first: bool, turns: int
-) -> None:
-    """Whichever is first wins, and a timeout in the same turn; nothing of either is left in the task."""
-    with suppress(LeaseLost), anyio.move_on_after(60) as scope:
-        async with kind.make(sync, NAME).acquire() as lease:
-            first, second = partial(lose_now, lease), scope.cancel
-            later(0, first if loss_first else second)
-            later(turns, second if loss_first else first)
-            await for_ever()
-    assert scope.cancelled_caught or loss_first
-    await assert_undisturbed()
-    with pytest.raises((TimeoutError, LeaseLost)) as caught:  # noqa: PT012
-        async with asyncio.timeout(60) as timeout, kind.make(sync, NAME + "2").acquire() as lease:
-            later(0 if loss_first else turns + 1, partial(lose_now, lease))
-            # reschedule() takes a turn of its own
-            later(turns if loss_first else 0, lambda: timeout.reschedule(0))
-            await for_ever()
-    assert caught.type is (LeaseLost if loss_first else TimeoutError)
-    await assert_undisturbed()
-
-
 async def test_a_cancelled_error_that_nobody_asked_for_is_the_bodys_own(
-    kind: Kind, sync: Coordinator, redis: Redis
+    kind: Primitive, sync: Coordinator, redis: Redis
 ) -> None:
     awaited = asyncio.get_running_loop().create_future()
     awaited.cancel()
@@ -311,7 +254,7 @@ async def test_a_cancelled_error_that_nobody_asked_for_is_the_bodys_own(
 @pytest.mark.parametrize("lost", [["outer"], ["inner"], ["outer", "inner"], ["inner", "outer"]], ids=str)
 @pytest.mark.parametrize("before", [None, group_that_fails])
 async def test_losses_of_nested_holds(
-    kind: Kind, sync: Coordinator, redis: Redis, lost: list[str], before: Before | None
+    kind: Primitive, sync: Coordinator, redis: Redis, lost: list[str], before: Before | None
 ) -> None:
     """A LeaseLost leaves both, the first one if both are lost in one turn. A hold that was not lost is released."""
     names = {"outer": NAME, "inner": NAME + "2"}
@@ -379,7 +322,7 @@ async def in_gather() -> None:
     "inside", [in_timeout, waited_for, in_scope, in_shield, in_task_group, in_anyio_group, in_gather]
 )
 async def test_a_real_loss_interrupts_whatever_the_body_is_in(
-    kind: Kind, sync: Coordinator, redis: Redis, inside: Callable[[], Awaitable[None]]
+    kind: Primitive, sync: Coordinator, redis: Redis, inside: Callable[[], Awaitable[None]]
 ) -> None:
     """P6: it leaves as a bare LeaseLost."""
 
@@ -394,7 +337,7 @@ async def test_a_real_loss_interrupts_whatever_the_body_is_in(
 @pytest.mark.parametrize("loss_first", [True, False])
 @pytest.mark.parametrize("timeouts", ["anyio", "asyncio"])
 async def test_a_timeout_of_the_body_in_the_same_turn_does_not_hide_the_loss(
-    kind: Kind, sync: Coordinator, timeouts: str, loss_first: bool
+    kind: Primitive, sync: Coordinator, timeouts: str, loss_first: bool
 ) -> None:
     async def body(lease: BaseLease) -> None:
         if timeouts == "anyio":
@@ -421,7 +364,7 @@ async def test_a_timeout_of_the_body_in_the_same_turn_does_not_hide_the_loss(
 @pytest.mark.parametrize("error", [None, BodyError], ids=["ends", "raises"])
 @pytest.mark.parametrize("turns", range(3))
 async def test_a_cancellation_that_meets_the_release_is_due_after_the_bodys_error(
-    kind: Kind, sync: Coordinator, redis: Redis, turns: int, error: type[Exception] | None, names: list[str]
+    kind: Primitive, sync: Coordinator, redis: Redis, turns: int, error: type[Exception] | None, names: list[str]
 ) -> None:
     """P5: the body's error leaves, then the cancellation arrives at the next await; the locks are released."""
     seen: list[object] = []
@@ -447,28 +390,9 @@ async def test_a_cancellation_that_meets_the_release_is_due_after_the_bodys_erro
     await wait_until(lambda: free(kind, redis), FAST, timeout=5)
 
 
-@pytest.mark.parametrize("timeouts", ["anyio", "asyncio"])
-async def test_a_timeout_around_that_met_the_release_takes_its_cancellation_back(
-    kind: Kind, sync: Coordinator, redis: Redis, timeouts: str
-) -> None:
-    """The body's error passes it, and later awaits are not disturbed."""
-    with pytest.raises(BodyError):  # noqa: PT012
-        if timeouts == "anyio":
-            with anyio.move_on_after(60) as scope:
-                async with kind.make(sync, NAME):
-                    later(0, scope.cancel)
-                    raise BodyError
-        else:
-            async with asyncio.timeout(60) as timeout, kind.make(sync, NAME):
-                timeout.reschedule(0)
-                raise BodyError
-    await assert_undisturbed()
-    await wait_until(lambda: free(kind, redis), FAST, timeout=5)
-
-
 @pytest.mark.parametrize("clean_up_in", ["scope", "group"])
 async def test_a_shielded_clean_up_between_the_hold_and_the_end_of_its_scope_is_not_torn(
-    kind: Kind, sync: Coordinator, clean_up_in: str
+    kind: Primitive, sync: Coordinator, clean_up_in: str
 ) -> None:
     """Nor is the body's error lost."""
     cleaned: list[bool] = []
@@ -500,7 +424,7 @@ async def test_a_shielded_clean_up_between_the_hold_and_the_end_of_its_scope_is_
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 async def test_base_exceptions_pass_and_the_lock_is_released(
-    kind: Kind, sync: Coordinator, redis: Redis, error: type[BaseException]
+    kind: Primitive, sync: Coordinator, redis: Redis, error: type[BaseException]
 ) -> None:
     with pytest.raises(error) as caught:
         async with kind.make(sync, NAME):
@@ -515,7 +439,7 @@ async def test_base_exceptions_pass_and_the_lock_is_released(
 )
 @pytest.mark.parametrize("implicit", [False, True])
 def test_the_end_of_the_program_releases_the_lock(
-    kind: Kind, server: EmbeddedServer, error: type[BaseException], how: str, implicit: bool
+    kind: Primitive, server: EmbeddedServer, error: type[BaseException], how: str, implicit: bool
 ) -> None:
     """P12: asyncio.run() ends by what ended the body."""
 

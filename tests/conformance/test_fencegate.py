@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -13,19 +11,14 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    AsyncLock,
     AsyncMultiLock,
-    AsyncReadWriteLock,
-    AsyncReentrantLock,
-    AsyncRobustLock,
-    AsyncSemaphore,
     Coordinator,
     FenceGate,
 )
 from redis_sync_aio.errors import StaleFence, WrongKeyType
-from redis_sync_aio.types import GuardingLease
 
 from ..support.inside import gate_keys
+from ..support.primitives import LOCK, REENTRANT, ROBUST, SEMAPHORE, WRITER, Primitive, each
 
 NAME = "gate"
 KEY = gate_keys(NAME.encode()).all[0]
@@ -60,19 +53,14 @@ async def test_a_ttl_of_its_own(sync: Coordinator, redis: Redis) -> None:
     assert 50_000 < await redis.pttl(KEY) <= 60_050  # a key may be younger than the virtual time
 
 
-@pytest.mark.parametrize("kind", ["lock", "robust", "reentrant", "writer", "permit"])
-async def test_leases_pass_in_their_order_whatever_their_kind(gate: FenceGate, sync: Coordinator, kind: str) -> None:
-    rw = AsyncReadWriteLock(sync, NAME)  # the name may be the same
-    holds: dict[str, Callable[[], AbstractAsyncContextManager[GuardingLease]]] = {
-        "lock": lambda: AsyncLock(sync, NAME),
-        "robust": lambda: AsyncRobustLock(sync, NAME),
-        "reentrant": lambda: AsyncReentrantLock(sync, NAME),
-        "writer": rw.write,
-        "permit": lambda: AsyncSemaphore(sync, NAME, limit=1),
-    }
-    async with holds[kind]() as older:
+@each([LOCK, ROBUST, REENTRANT, WRITER, SEMAPHORE], "kind")
+async def test_leases_pass_in_their_order_whatever_their_kind(
+    gate: FenceGate, sync: Coordinator, kind: Primitive
+) -> None:
+    """The name may be the same."""
+    async with kind.make(sync, NAME) as older:
         await gate.accept(older)
-    async with holds[kind]() as newer:
+    async with kind.make(sync, NAME) as newer:
         await gate.accept(older)
         await gate.accept(newer)
         with pytest.raises(StaleFence):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +10,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AcquireTimeout,
-    AsyncLock,
     AsyncReadWriteLock,
-    AsyncSemaphore,
     Coordinator,
     Lease,
     QueueFull,
@@ -24,51 +19,34 @@ from redis_sync_aio import (
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.inside import lock_keys, permit_keys, tuned
+from ..support.inside import tuned
+from ..support.primitives import LOCK, SEMAPHORE, WATCHED_LOCK, WATCHED_SEMAPHORE, WRITER, Primitive, each
 from ..support.sweep import Outcome, sweep
 
 NAME = "queue"
 
 
-@dataclass(frozen=True)
-class Held:
-    """What is held, and where its queue is."""
-
-    make: Callable[..., Any]
-    queue: bytes
-
-
-LOCK, PERMITS = lock_keys(NAME.encode()).all, permit_keys(NAME.encode(), "sem").all
-HELD = {
-    "lock": Held(AsyncLock, LOCK[1]),
-    "lock with WATCH": Held(partial(AsyncLock, engine="watch"), LOCK[1]),
-    "semaphore": Held(partial(AsyncSemaphore, limit=1), PERMITS[2]),
-    "semaphore with WATCH": Held(partial(AsyncSemaphore, limit=1, engine="watch"), PERMITS[2]),
-    "writer": Held(
-        lambda *name, **options: AsyncReadWriteLock(*name, **options).write(),
-        permit_keys(NAME.encode(), "rw").all[2],
-    ),
-}
-what = pytest.mark.parametrize("what", HELD)
+KINDS = [LOCK, WATCHED_LOCK, SEMAPHORE, WATCHED_SEMAPHORE, WRITER]
 
 
 class Queue:
     """Something that is held, and the tickets of those that wait for it."""
 
-    def __init__(self, what: str, sync: Coordinator, redis: Redis) -> None:
-        self._held, self._sync, self._redis = HELD[what], sync, redis
+    def __init__(self, kind: Primitive, sync: Coordinator, redis: Redis) -> None:
+        self._kind, self._sync, self._redis = kind, sync, redis
+        self.key = kind.queue(NAME)
         self.tasks: list[asyncio.Task[Lease]] = []
 
     def make(self, **options: Any) -> Any:
-        return self._held.make(self._sync, NAME, **options)
+        return self._kind.make(self._sync, NAME, **options)
 
     async def is_long(self, number: int) -> bool:
-        found: int = await self._redis.zcard(self._held.queue)
+        found: int = await self._redis.zcard(self.key)
         return found == number
 
     async def add(self, **options: Any) -> None:
         """Let one more request wait."""
-        before: int = await self._redis.zcard(self._held.queue)
+        before: int = await self._redis.zcard(self.key)
         self.tasks.append(asyncio.create_task(self.make(**options).acquire(timeout=60)))
         await wait_until(lambda: self.is_long(before + 1), FAST, timeout=20)
 
@@ -82,7 +60,7 @@ class Queue:
         assert await self.is_long(0)
 
 
-@pytest.fixture(params=HELD)
+@pytest.fixture(params=KINDS, ids=str)
 def queue(request: pytest.FixtureRequest, sync: Coordinator, redis: Redis) -> Queue:
     return Queue(request.param, sync, redis)
 
@@ -177,12 +155,12 @@ async def test_readers_are_counted_with_writers(sync: Coordinator) -> None:
         ),
     ],
 )
-@what
+@each(KINDS, "kind")
 async def test_bad_arguments_are_refused(
-    sync: Coordinator, what: str, options: dict[str, Any], error: type[Exception], message: str
+    sync: Coordinator, kind: Primitive, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        HELD[what].make(sync, NAME, **options)
+        kind.make(sync, NAME, **options)
 
 
 async def test_a_request_whose_place_was_lost_gets_another_one(
@@ -190,12 +168,12 @@ async def test_a_request_whose_place_was_lost_gets_another_one(
 ) -> None:
     """Although as many wait by then as it would wait behind."""
     async with tuned(make_client(), poll_cap=0.2) as sync:
-        first, queue = Queue("lock", sync, redis), Queue("lock", other, redis)
+        first, queue = Queue(LOCK, sync, redis), Queue(LOCK, other, redis)
         holder = await queue.make().acquire()
         await first.add(max_waiting=1)
         await queue.add()
         await queue.add()
-        await redis.zremrangebyrank(HELD["lock"].queue, 0, 0)
+        await redis.zremrangebyrank(queue.key, 0, 0)
         await wait_until(lambda: queue.is_long(3), FAST, timeout=20)
         await holder.release()
         queue.tasks += first.tasks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -18,15 +17,13 @@ from redis_sync_aio import (
     Coordinator,
     LeaseLost,
     NotHeld,
-    WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio.errors import CoordinatorClosed, LossReason, WrongKeyType
+from redis_sync_aio.errors import LossReason, WrongKeyType
 from redis_sync_aio.types import MultiLease
 
-from ..support.arena import Arena, sweep_all
 from ..support.body import FAST, for_ever, lost_in
-from ..support.inside import hub_of, lease_groups, lock_keys, now
+from ..support.inside import hub_of, lock_keys, now
 from ..support.views import holder_of
 
 TTL = 4.0
@@ -141,19 +138,6 @@ async def test_p2_nobody_barges(lock: AsyncMultiLock, names: tuple[str, ...], ot
     assert await all_free(lock)
 
 
-async def test_while_waiting_only_what_comes_before_is_held(
-    lock: AsyncMultiLock, names: tuple[str, ...], other: Coordinator
-) -> None:
-    """The reason why nobody deadlocks."""
-    async with AsyncLock(other, names[1]):
-        waiting = asyncio.create_task(lock.acquire(timeout=5))
-        await wait_until(queued(AsyncLock(other, names[1])), FAST, timeout=5)
-        first, _, last = await holders(lock)
-        assert first is not None
-        assert last is None
-    await (await waiting).release()
-
-
 async def test_a_timeout_is_for_all_of_them_together(sync: Coordinator, other: Coordinator) -> None:
     """Each is free before ten seconds of its own have passed, and the last one is not free after ten in all."""
     names = ["m:1", "m:2", "m:3"]
@@ -204,29 +188,7 @@ async def test_p1_random_orders_of_random_names(sync: Coordinator, other: Coordi
     assert not hub_of(other).resources
 
 
-@pytest.mark.parametrize("way", ["link"], indirect=True)
-async def test_p1_tries_of_one_slot_do_not_spoil_each_other(sync: Coordinator, other: Coordinator) -> None:
-    """One script takes all or none: of those who try together exactly one succeeds, in any order of names."""
-    names = list(SLOTS["one slot"])
-    for _ in range(20):
-        tries = [AsyncMultiLock(sync, names).try_acquire(), AsyncMultiLock(other, names[::-1]).try_acquire()]
-        (lease,) = [found for found in await asyncio.gather(*tries) if found is not None]
-        await lease.release()
-
-
 # -- releasing ---------------------------------------------------------------------------------------------
-
-
-async def test_released_as_a_whole_and_once(lock: AsyncMultiLock, other: Coordinator, names: tuple[str, ...]) -> None:
-    lease = await lock.acquire()
-    await lease.release()
-    async with AsyncLock(other, names[0]):
-        await lease.release()
-        with pytest.raises(NotHeld):
-            lease.check()
-        with pytest.raises(NotHeld):
-            await lock.release()
-    assert await all_free(lock)
 
 
 async def test_release_by_the_lock(lock: AsyncMultiLock, sync: Coordinator, names: tuple[str, ...]) -> None:
@@ -240,49 +202,6 @@ async def test_release_by_the_lock(lock: AsyncMultiLock, sync: Coordinator, name
     await AsyncMultiLock(sync, names).release()
     assert lease.remaining() == 0
     assert await all_free(lock)
-
-
-async def test_entered_and_left_in_different_tasks(lock: AsyncMultiLock) -> None:
-    stack = AsyncExitStack()
-    for way_in in (lock, lock.acquire()):
-        lease: Any = await stack.enter_async_context(way_in)
-        assert isinstance(lease, MultiLease)
-        await asyncio.create_task(stack.aclose())
-        assert await all_free(lock)
-
-
-async def test_one_object_shared_by_many_tasks(lock: AsyncMultiLock) -> None:
-    running = 0
-
-    @lock.wrap
-    async def section() -> None:
-        nonlocal running
-        running += 1
-        assert running == 1
-        await asyncio.sleep(0)
-        running -= 1
-
-    async def entered() -> None:
-        async with lock:
-            await section.__wrapped__()  # type: ignore[attr-defined]
-
-    await asyncio.gather(*(section() for _ in range(4)), *(entered() for _ in range(4)))
-    assert await all_free(lock)
-    assert not [key for key in lease_groups if isinstance(key, tuple) and key[1] is lock._client]
-
-
-async def test_extended_as_a_whole(lock: AsyncMultiLock, redis: Redis, names: tuple[str, ...]) -> None:
-    async with lock.acquire(ttl=5) as lease:
-        await lease.extend(60)
-        assert 50 < lease.remaining() <= 60
-        for name in names:
-            assert 55_000 < await redis.pttl(name) < 61_000
-
-
-async def test_it_is_not_reentrant(lock: AsyncMultiLock, sync: Coordinator, names: tuple[str, ...]) -> None:
-    async with AsyncLock(sync, names[2]):
-        with pytest.raises(WouldDeadlock):
-            await lock.acquire()
 
 
 # -- inputs ------------------------------------------------------------------------------------------------
@@ -355,18 +274,6 @@ async def forgotten(sync: Coordinator) -> bool:
     return not hub_of(sync).resources and not hub_of(sync).acquisitions
 
 
-@faults
-async def test_p6_a_loss_found_by_the_release(
-    sync: Coordinator, redis: Redis, names: tuple[str, ...], fault: Fault, reason: LossReason
-) -> None:
-    lock = AsyncMultiLock(sync, names)
-    lease, error = await lost_in(lock, lambda _: fault(redis, names[1]))
-    assert error.reason == reason
-    assert error.name == names[1] or fault is FAULTS["flushed"][0]
-    assert lease.lost
-    await wait_until(lambda: only_the_foreign_is_left(lock), FAST, timeout=5)
-
-
 async def test_one_of_them_is_not_released_by_its_own_name(sync: Coordinator, names: tuple[str, ...]) -> None:
     """What stands under a multi-lock is given back by that only."""
     lock = AsyncMultiLock(sync, names)
@@ -397,23 +304,6 @@ async def test_p6_one_is_lost_while_the_next_is_waited_for(
     assert await all_free(lock)
 
 
-async def test_p12_the_coordinator_is_closed(redis: Redis, other: Coordinator, names: tuple[str, ...]) -> None:
-    """While held: LeaseLost. While waiting: CoordinatorClosed. Nothing stays behind."""
-    lock = AsyncMultiLock(other, names)
-    async with Coordinator(redis) as sync:
-        _, error = await lost_in(AsyncMultiLock(sync, names), lambda _: asyncio.create_task(sync.aclose()))
-        assert error.reason == "closed"
-    await wait_until(lambda: all_free(lock), FAST, timeout=5)
-    single = AsyncLock(other, names[2])
-    async with Coordinator(redis) as sync, single:
-        waiting = asyncio.create_task(AsyncMultiLock(sync, names).acquire())
-        await wait_until(queued(single), FAST, timeout=5)
-        await sync.aclose()
-        with pytest.raises(CoordinatorClosed):
-            await waiting
-    await wait_until(lambda: all_free(lock), FAST, timeout=5)
-
-
 # -- half-way ----------------------------------------------------------------------------------------------
 
 
@@ -429,47 +319,3 @@ async def test_p5_an_error_gives_back_all(
     await redis.delete(names[which])
     await wait_until(lambda: all_free(AsyncMultiLock(other, names)), FAST, timeout=5)
     await wait_until(lambda: forgotten(sync), FAST, timeout=5)
-
-
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("how", ["times out", "cancelled"])
-async def test_p5_giving_up_the_wait_gives_back_all(
-    sync: Coordinator, other: Coordinator, names: tuple[str, ...], which: int, how: str
-) -> None:
-    lock = AsyncMultiLock(sync, names)
-    single = AsyncLock(other, names[which])
-    async with single:
-        waiting = asyncio.create_task(lock.acquire(timeout=0.05 if how == "times out" else None))
-        if how == "cancelled":
-            await wait_until(queued(single), FAST, timeout=5)
-            waiting.cancel()
-        await asyncio.wait([waiting], timeout=5)
-        assert waiting.cancelled() if how == "cancelled" else isinstance(waiting.exception(), TimeoutError)
-        for name in names:
-            if name != single.name:
-                await (await AsyncLock(other, name).acquire(timeout=5)).release()
-        await wait_until(queued(single, 0), FAST, timeout=5)
-    await wait_until(lambda: all_free(lock), FAST, timeout=5)
-
-
-# -- cancellation ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize("contended", [None, 0, 2], ids=["free", "the first is taken", "the last is taken"])
-async def test_p5_cancelled_anywhere(
-    sync: Coordinator, other: Coordinator, redis: Redis, names: tuple[str, ...], contended: int | None, twice: bool
-) -> None:
-    """P5: at every suspension point, and after any number of turns; nothing is left, nothing swallowed."""
-    arena = Arena(sync, other, redis, names)
-    await arena.check_free()
-    lock = AsyncMultiLock(sync, names)
-
-    async def operation() -> None:
-        if contended is not None:
-            await arena.hold(contended)
-        async with lock.acquire(timeout=20) as lease:
-            assert isinstance(lease, MultiLease)
-            await lease.extend(20)
-
-    assert await sweep_all(arena, operation, twice=twice, turns=range(0, 60, 3)) > 10

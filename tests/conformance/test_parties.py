@@ -14,7 +14,6 @@ from redis_sync_aio import AsyncCountDownLatch, AsyncEvent, AsyncLock, Coordinat
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LimitMismatch, WaitTimeout
 from redis_sync_aio.inspection import inspect
-from redis_sync_aio.instrumentation import observe_all
 from redis_sync_aio.testing import assert_idle
 
 from ..support.body import FAST
@@ -184,15 +183,6 @@ async def test_it_is_remembered_for_as_long_as_it_says(sync: Coordinator, engine
     assert 24 * hour <= await redis.ttl(state) <= 2.5 * 24 * hour
     await sync.event(NAME, engine=engine).clear()
     assert hour <= await redis.ttl(state) <= 2.5 * hour
-
-
-async def test_observers_hear_of_a_wait_as_of_a_lock(event: AsyncEvent) -> None:
-    kinds: list[tuple[str, str]] = []
-    await event.set()
-    with observe_all(lambda told: kinds.append((told.kind, type(told).__name__))):
-        await event.wait()
-        await wait_until(lambda: len(kinds) > 2, FAST, timeout=PATIENCE)
-    assert kinds == [("event", "Requested"), ("event", "Granted"), ("event", "Released")]
 
 
 # -- latches -----------------------------------------------------------------------------------------------------------

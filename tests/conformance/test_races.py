@@ -23,9 +23,9 @@ from redis_sync_aio.types import BaseLease
 
 from ..conftest import SELDOM
 from ..support.body import FAST, waits
-from ..support.factories import KINDS, Kind
 from ..support.inside import cohorts_of, hub_of, now, tuned
 from ..support.options import OPTIONS
+from ..support.primitives import KINDS, Primitive
 from ..support.proxy import DROP, FaultProxy
 
 NAME = "race"
@@ -35,7 +35,6 @@ AT_ONCE = 0.1
 Ends = Literal["cancelled", "times out"]
 ends = pytest.mark.parametrize("how", ["cancelled", "times out"])
 many = pytest.mark.parametrize("many", [pytest.param(10_000, marks=pytest.mark.ci), 300])
-only_link = pytest.mark.parametrize("way", ["link"])
 
 
 @pytest_asyncio.fixture
@@ -45,7 +44,7 @@ async def last(redis: Redis) -> AsyncIterator[Coordinator]:
         yield coordinator
 
 
-async def nothing_left(kind: Kind, sync: Coordinator, redis: Redis, name: str = NAME) -> None:
+async def nothing_left(kind: Primitive, sync: Coordinator, redis: Redis, name: str = NAME) -> None:
     """Nobody holds it, nobody is queued, and the process has forgotten it."""
     assert await kind.empty(redis, name)
     assert not hub_of(sync).acquisitions
@@ -89,7 +88,7 @@ def expire(sync: Coordinator, number: int = 0) -> None:
 
 
 async def three(
-    kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator
+    kind: Primitive, sync: Coordinator, other: Coordinator, last: Coordinator
 ) -> tuple[BaseLease, asyncio.Task[BaseLease], asyncio.Task[BaseLease]]:
     """A holder on another connection; a first waiter, whose race it is; and a third."""
     holder = await kind.make(other, NAME, ttl=30).acquire()
@@ -103,7 +102,7 @@ async def three(
 
 @ends
 async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
-    kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
+    kind: Primitive, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
     """Both orders of release and end, and all the turns of the loop between them."""
     won = 0
@@ -129,60 +128,7 @@ async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
     assert won <= 25  # in some of them the end came first
 
 
-@ends
-async def test_p5_b2_end_while_it_asks_again(
-    kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
-) -> None:
-    """A queued waiter repeats its request and ends before that has left: its ticket goes all the same."""
-    for _ in range(5):
-        holder, first, third = await three(kind, sync, other, last)
-        [ticket] = hub_of(sync).acquisitions.values()
-        await wait_until(lambda: ticket.call is None, FAST, timeout=5)  # noqa: B023
-        ticket.ask()
-        first.cancel() if how == "cancelled" else expire(sync)
-        await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
-        await holder.release()
-        lease = await third_gets_it(third, first, lambda: None)
-        await lease.release()
-    await nothing_left(kind, sync, redis)
-
-
-@ends
-@only_link
-async def test_p5_b2_end_while_the_connection_is_down(
-    kind: Kind, server: EmbeddedServer, other: Coordinator, last: Coordinator, redis: Redis, how: Ends, way: str
-) -> None:
-    """As above, and the request waits for a connection. Nobody else would free it in time: ttl=600."""
-    assert server.port is not None
-    async with (
-        FaultProxy((server.host, server.port)) as proxy,
-        Redis.from_url(proxy.url) as client,
-        tuned(client, poll_cap=0.02) as sync,
-    ):
-        kept = await kind.make(sync, "kept").acquire()
-        holder = await kind.make(other, NAME, ttl=600).acquire()
-        first = asyncio.create_task(kind.make(sync, NAME, ttl=600).acquire())
-        await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
-        third = asyncio.create_task(kind.make(last, NAME, ttl=600).acquire())
-        await wait_until(waits(kind.make(other, NAME), 2), FAST, timeout=5)
-        opened, proxy.refuse = sync.connections, True
-        await proxy.cut()
-        await wait_until(
-            lambda: any(one.call is not None for one in hub_of(sync).acquisitions.values()), FAST, timeout=2
-        )
-        first.cancel() if how == "cancelled" else expire(sync)
-        await asyncio.wait([first])
-        proxy.refuse = False
-        await wait_until(lambda: sync.connections > opened, FAST, timeout=5)
-        await kind.make(sync, "kept").locked()  # what was waiting to be sent is done
-        await holder.release()
-        lease = await third_gets_it(third, first, lambda: None)
-        await lease.release()
-        await kept.release()
-        await nothing_left(kind, sync, redis)
-
-
-async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: Redis, way: str) -> None:
+async def test_p5_b6_random_cancellations(kind: Primitive, sync: Coordinator, redis: Redis, way: str) -> None:
     """Acquires that are cancelled or time out at random; nothing but the lock protects the counters."""
     rounds = 100 if (OPTIONS.run_ci or OPTIONS.pairs) and way == "link" else 20
     chance = random.Random(4711)
@@ -225,7 +171,7 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
 
 @pytest.mark.parametrize("heal", ["poll_cap", "lease"])
 async def test_p3_c7_lost_wake_up_is_healed(
-    kind: Kind, server: EmbeddedServer, redis: Redis, other: Coordinator, heal: str
+    kind: Primitive, server: EmbeddedServer, redis: Redis, other: Coordinator, heal: str
 ) -> None:
     """The grant never arrives. The waiter finds out when the holder's lease should have ended, or at the cap."""
     ttl, cap = (30.0, 0.15) if heal == "poll_cap" else (3.0, 100.0)
@@ -280,7 +226,7 @@ class Grown:
 
 @many
 @pytest.mark.parametrize("kind", KINDS, ids=str)  # WATCH takes one at a time
-async def test_p9_e7_ten_thousand_waiters(kind: Kind, patient: Coordinator, redis: Redis, many: int) -> None:
+async def test_p9_e7_ten_thousand_waiters(kind: Primitive, patient: Coordinator, redis: Redis, many: int) -> None:
     """On one lock: no command but their own, one connection, 8 KiB each; all cancelled in a moment."""
     lock = kind.make(patient, NAME, ttl=60)
     others = len(await redis.client_list())

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from itertools import permutations
 from typing import Any
 
@@ -28,10 +25,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason, WrongContext
 from redis_sync_aio.types import BaseLease
 
-from ..conftest import MakeClient
-from ..support.arena import Arena, sweep_all
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
-from ..support.inside import lease_groups
 from ..support.proxy import FaultProxy
 from ..support.views import holder_of
 from ..support.virtual import stall
@@ -103,16 +97,6 @@ async def test_p1_any_object_of_that_name_and_coordinator_is_the_same_lock(sync:
         assert await helper(20) == lease.fence
 
 
-async def test_p1_a_wrapped_function_may_call_itself(lock: AsyncReentrantLock, rival: AsyncLock) -> None:
-    @lock.wrap
-    async def factorial(n: int) -> int:
-        assert await rival.try_acquire() is None
-        return n * await factorial(n - 1) if n > 1 else 1
-
-    assert await factorial(4) == 24
-    assert not await lock.locked()
-
-
 async def test_p1_other_tasks_and_children_wait(lock: AsyncReentrantLock, sync: Coordinator, rival: AsyncLock) -> None:
     """P1: a child task does not inherit; nor does an AsyncLock of that name in this process, or another process."""
     async with lock, lock:
@@ -127,32 +111,6 @@ async def test_p1_other_tasks_and_children_wait(lock: AsyncReentrantLock, sync: 
         child = asyncio.create_task(lock.acquire(timeout=5))
         await wait_until(queued(lock, 1), FAST, timeout=5)
     await (await child).release()
-
-
-async def test_p1_only_one_task_is_inside_at_a_time(lock: AsyncReentrantLock, rival: AsyncLock) -> None:
-    inside: list[object] = []
-    count = 0
-
-    async def section(depth: int) -> None:
-        nonlocal count
-        async with lock.acquire(timeout=20):
-            inside.append(asyncio.current_task())
-            await asyncio.sleep(0)
-            assert set(inside) == {asyncio.current_task()}
-            if depth:
-                await section(depth - 1)
-            count += 1
-            inside.pop()
-
-    async def stranger() -> None:
-        async with rival.acquire(timeout=20):
-            assert not inside
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(8):
-            group.create_task(section(2))
-            group.create_task(stranger())
-    assert count == 24
 
 
 async def test_p2_an_owner_that_released_all_waits_behind_the_others(
@@ -230,15 +188,6 @@ async def test_p1_what_a_named_owner_has_is_not_released_without_the_name(lock: 
     await lock.release(identity="job")
 
 
-async def test_a_section_left_by_an_exit_stack_in_another_task(lock: AsyncReentrantLock) -> None:
-    stack = AsyncExitStack()
-    await stack.enter_async_context(lock)
-    await stack.enter_async_context(lock.acquire())
-    await elsewhere(stack.aclose)
-    assert not await lock.locked()
-    assert lock.depth() == 0
-
-
 async def test_extending_any_lease_extends_all(lock: AsyncReentrantLock, redis: Redis) -> None:
     async with lock.acquire(ttl=5) as outer:
         async with lock as inner:
@@ -250,32 +199,7 @@ async def test_extending_any_lease_extends_all(lock: AsyncReentrantLock, redis: 
         assert 55_000 < await redis.pttl(NAME) < 61_000
 
 
-async def test_p6_leases_of_all_levels_follow_the_renewals(sync: Coordinator) -> None:
-    lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
-    async with lock as outer, lock as inner:
-        await asyncio.sleep(3 * TTL)
-        for lease in (outer, inner):
-            lease.check()
-            assert lease.remaining() > 0
-
-
 # -- leftovers, inputs -------------------------------------------------------------------------------------
-
-
-async def test_p12_a_task_that_forgot_to_release_is_not_kept_alive(make_client: MakeClient) -> None:
-    sync = Coordinator(make_client())
-    lock = AsyncReentrantLock(sync, NAME)
-    task = asyncio.create_task(lock.acquire())
-    await task
-    gone = weakref.ref(task)
-    del task
-    await asyncio.sleep(0)  # the loop itself knows it until the end of this turn
-    gc.collect()
-    assert gone() is None
-    assert await lock.locked()
-    await sync.aclose()
-    gc.collect()
-    assert not [key for key in lease_groups if isinstance(key, tuple) and key[1] is sync]
 
 
 def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:
@@ -294,17 +218,6 @@ def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:
         assert all(lease.lost for lease in leases)
     with pytest.raises(WrongContext):
         lock.depth()
-
-
-async def test_what_it_says_of_itself(lock: AsyncReentrantLock) -> None:
-    assert lock.name == NAME
-    assert repr(lock) == f"<AsyncReentrantLock {NAME!r} ttl=30.0>"
-
-    async def body(_: BaseLease) -> None:
-        assert await lock.force_release()
-        assert not await lock.locked()
-
-    await lost_in(lock, body)
 
 
 # -- losing it ---------------------------------------------------------------------------------------------
@@ -351,18 +264,6 @@ async def test_p6_a_loss_cancels_the_outermost_body(
     await redis.delete(NAME)
     async with lock as lease:
         assert lease.fence > leases[0].fence
-
-
-@faults
-async def test_p6_a_loss_found_by_the_last_release(
-    lock: AsyncReentrantLock, redis: Redis, fault: Fault, reason: LossReason
-) -> None:
-    with pytest.raises(LeaseLost) as caught:
-        async with lock, lock:
-            await fault(redis)
-    assert caught.value.reason == reason
-    await assert_undisturbed()
-    assert lock.depth() == 0
 
 
 async def test_p6_an_acquisition_does_not_count_on_a_dead_lease(sync: Coordinator, redis: Redis) -> None:
@@ -432,27 +333,6 @@ async def test_p6_the_outer_body_ended_first(sync: Coordinator, redis: Redis) ->
     await lost_in(inner, body)
 
 
-async def test_p12_closing_the_coordinator_ends_all_levels(redis: Redis) -> None:
-    async with Coordinator(redis) as sync:
-        lock = AsyncReentrantLock(sync, NAME)
-
-        async def body(_: BaseLease) -> None:
-            async with lock:
-                await asyncio.create_task(sync.aclose())
-
-        _, error = await lost_in(lock, body)
-        assert error.reason == "closed"
-    assert await redis.get(NAME) is None
-
-
-async def test_the_lock_underneath_is_not_released_by_its_name(lock: AsyncReentrantLock, sync: Coordinator) -> None:
-    """What stands under a reentrant lock is given back by its owner only."""
-    async with lock as lease:
-        with pytest.raises(NotHeld, match="its owner may reenter"):
-            await AsyncLock(sync, NAME).release()
-        lease.check()
-
-
 async def test_a_release_without_an_answer_may_be_repeated(server: EmbeddedServer) -> None:
     async with (
         FaultProxy(server) as proxy,
@@ -484,27 +364,3 @@ async def test_p5_acquired_again_while_the_release_is_under_way(lock: AsyncReent
         assert lock.depth() == 1
     await asyncio.wait([releasing])
     assert releasing.cancelled()
-
-
-# -- cancellation ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize("contended", [False, True], ids=["free", "handed over"])
-async def test_p5_cancelled_anywhere(sync: Coordinator, redis: Redis, contended: bool, twice: bool) -> None:
-    """P5: at every suspension point, and after any number of turns; nothing is left, nothing swallowed."""
-    async with Coordinator(redis) as other:
-        arena = Arena(sync, other, redis, [NAME])
-        await arena.check_free()
-        lock = AsyncReentrantLock(sync, NAME)
-
-        async def operation() -> None:
-            if contended:
-                await arena.hold()
-            async with lock.acquire(timeout=20) as lease:
-                async with lock:
-                    await asyncio.sleep(0)
-                    await lease.extend(20)
-                await asyncio.sleep(0)
-
-        assert await sweep_all(arena, operation, twice=twice, turns=range(0, 60, 2)) > 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
 from typing import Any
 
@@ -23,7 +22,6 @@ from redis_sync_aio.errors import StaleWriter, WrongKeyType
 from redis_sync_aio.types import RobustLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
-from ..support.inside import now, renewals
 from ..support.robust import KEYS, NAME, RECORD, crash, is_of
 from ..support.robust import lock as lock
 from ..support.robust import way as way
@@ -148,22 +146,6 @@ async def test_locks_that_are_not_robust_neither_read_nor_clear_the_record(
         assert is_of(lease.abandoned, first)
 
 
-async def test_decorators_and_holds_adopt_and_release(lock: AsyncRobustLock, redis: Redis) -> None:
-    """A call that returns has ended the work that was found abandoned."""
-
-    @lock.wrap
-    async def work() -> None:
-        assert await redis.exists(RECORD)
-
-    await crash(redis, await lock.acquire())
-    await work()
-    assert not await redis.exists(RECORD)
-    async with lock.acquire(timeout=15, ttl=5) as lease:
-        assert lease.abandoned is None
-        await lease.record({"a": 1})
-    assert not await redis.exists(RECORD)
-
-
 # -- identities --------------------------------------------------------------------------------------------
 
 
@@ -278,18 +260,6 @@ async def test_recording_does_not_renew_what_is_not_to_be_renewed(
     assert await redis.pttl(RECORD) > 7 * 86_400_000
     await lease.release()
     assert await redis.exists(NAME, RECORD) == 0
-
-
-async def test_the_time_between_two_looks_at_the_clock_renews_nothing(
-    sync: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P6: a lease at the limit of `max_hold` stays as it is, also if time passes while that is found out."""
-    lease = await AsyncRobustLock(sync, NAME, max_hold=20).acquire()
-    ends, looks = lease._grant.deadline, itertools.count()
-    monkeypatch.setattr(renewals, "now", lambda: now() + next(looks) / 1000)
-    await lease.record({"a": 1})
-    assert lease._grant.deadline == ends
-    await lease.release()
 
 
 async def test_renewals_keep_the_record(sync: Coordinator, redis: Redis) -> None:

@@ -31,8 +31,6 @@ from ..support.sweep import Outcome, sweep
 from ..support.views import readers_of, writer_of
 
 NAME = "config"
-STATE = f"{{{NAME}}}:rw:state"
-PERMITS = f"{{{NAME}}}:rw"
 
 
 @pytest.fixture(params=[False, True], ids=["own permits", "shared"])
@@ -157,18 +155,6 @@ async def test_p2_phases(rw: AsyncReadWriteLock) -> None:
     await check_free(rw)
 
 
-async def test_p2_a_writer_that_gives_up_lets_the_readers_behind_it_in(rw: AsyncReadWriteLock) -> None:
-    """P5: they would have fitted all along."""
-    first = await rw.read().acquire()
-    writer, reader = await line_up(rw, "write", "read")
-    writer.cancel()
-    second = await asyncio.wait_for(reader, 5)
-    assert readers_of(await rw.statistics()) == 2
-    await first.release()
-    await second.release()
-    await check_free(rw)
-
-
 async def test_p8_fences(rw: AsyncReadWriteLock, redis: Redis, share: bool) -> None:
     """Writers' fences rise; a reader has that of the last writer; losing everything on the server changes nothing.
 
@@ -188,15 +174,6 @@ async def test_p8_fences(rw: AsyncReadWriteLock, redis: Redis, share: bool) -> N
         assert reader.fence > writer.fence
     async with rw.write() as later:
         assert later.fence > reader.fence
-
-
-async def test_a_crashed_reader_costs_the_rest_of_its_lease(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
-    """P3: a writer gets it when the lease of a reader that does not renew is over, and not before."""
-    reader = await AsyncReadWriteLock(sync, NAME, ttl=3, auto_renew=False).read().acquire()
-    writer = await rw.write().acquire(timeout=3 + 0.2)
-    assert reader.lost
-    await writer.release()
-    await check_free(rw)
 
 
 # -- downgrade -----------------------------------------------------------------------------------------------
@@ -244,19 +221,6 @@ async def test_identities(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> 
     assert not await rw.locked()
     with pytest.raises(LeaseLost):
         await one.release()
-
-
-async def test_an_identity_that_would_wait_for_itself_holds_nothing_more(
-    rw: AsyncReadWriteLock, other: AsyncReadWriteLock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The process whose request was refused has no lease, and so none that it could renew or lose."""
-    one = await rw.read().acquire(identity="worker-7")
-    with pytest.raises(WouldDeadlock, match="for reading"):
-        await other.write().acquire(identity="worker-7")
-    await asyncio.sleep(60)
-    await one.release()
-    await asyncio.sleep(60)
-    assert not [record for record in caplog.records if record.name == "redis_sync_aio"]
 
 
 async def reads_again(rw: AsyncReadWriteLock, other: AsyncReadWriteLock, reader: BaseLease) -> None:
@@ -393,13 +357,6 @@ async def test_only_a_writer_of_this_lock_becomes_a_reader_and_only_once(
 # -- cancellation --------------------------------------------------------------------------------------------
 
 
-async def read_and_write(rw: AsyncReadWriteLock) -> None:
-    async with rw.read():
-        pass
-    async with rw.write():
-        pass
-
-
 async def write_and_downgrade(rw: AsyncReadWriteLock) -> None:
     async with rw.write() as writer:
         await rw.downgrade(writer)
@@ -420,7 +377,7 @@ async def write_behind_readers(rw: AsyncReadWriteLock) -> None:
 Operation = Callable[[AsyncReadWriteLock], Coroutine[Any, Any, None]]
 
 
-@pytest.mark.parametrize("operation", [read_and_write, write_and_downgrade, write_behind_readers])
+@pytest.mark.parametrize("operation", [write_and_downgrade, write_behind_readers])
 async def test_p5_sweep(rw: AsyncReadWriteLock, operation: Operation) -> None:
     """Cancelled at every suspension point, in three ways, once and twice: nothing stays behind."""
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, LeaseLost, NotHeld, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LimitMismatch, OutOfMemory
 
 from ..support.body import FAST, waits
-from ..support.inside import hub_of, now
+from ..support.inside import hub_of
 from ..support.views import tokens
 
 NAME = "permits"
@@ -179,14 +179,6 @@ async def test_p9_one_release_grants_as_many_as_fit(sync: Coordinator, other: Co
 # -- the limit ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["acquire", "try_acquire"])
-async def test_a_weight_above_the_limit_is_refused_at_the_call(sync: Coordinator, redis: Redis, method: str) -> None:
-    sem = semaphore(sync, 3)
-    with pytest.raises(ValueError, match="never fits into the limit 3"):
-        await getattr(sem, method)(weight=4)
-    assert await redis.exists(*sem._keys.all) == 0
-
-
 async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinator, redis: Redis) -> None:
     """With limit=None only the server knows: nobody queues forever."""
     await (await semaphore(sync, 3).acquire()).release()
@@ -209,24 +201,6 @@ async def test_a_timeout_says_how_many_of_how_many(sync: Coordinator, other: Coo
         assert isinstance(error, AcquireTimeout)
         assert f"{NAME!r} {words} within 2.0 seconds: held by " in str(error)
     await all_free(sems[0])
-
-
-async def test_another_limit_is_refused_and_changes_nothing(sync: Coordinator, other: Coordinator) -> None:
-    """The error names both limits. Who came first is not disturbed, nor is who takes the server's."""
-    first, second, third = semaphore(sync, 3), semaphore(other, 5), semaphore(other, None)
-    async with first.acquire(weight=2):
-        for use in (second.acquire, second.try_acquire):
-            with pytest.raises(LimitMismatch, match="its limit is 3, not 5") as caught:
-                await use()
-            assert isinstance(caught.value, ValueError)
-            assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, 5, 3)
-        assert await third.get_limit() == await second.get_limit() == 3
-        async with third.acquire():
-            assert await third.try_acquire() is None
-    async with second.acquire(weight=5):  # an implied limit gives way when all is free
-        with pytest.raises(LimitMismatch, match="its limit is 5, not 3"):
-            await first.acquire()
-    await all_free(third)
 
 
 async def test_the_servers_limit_before_there_is_one(sync: Coordinator, redis: Redis) -> None:
@@ -326,15 +300,6 @@ async def test_a_request_of_a_paused_semaphore_times_out(sync: Coordinator, othe
     assert (found.limit, found.waiting) == (0, 0)
 
 
-async def test_resize_of_a_name_nobody_used(sync: Coordinator, redis: Redis) -> None:
-    sem = semaphore(sync, None)
-    await sem.resize(3)
-    assert await sem.get_limit() == 3
-    assert await redis.pttl(sem._keys.all[1]) > 0
-    async with sem.acquire(weight=3):
-        assert await sem.locked()
-
-
 # -- looking -----------------------------------------------------------------------------------------------
 
 
@@ -396,79 +361,7 @@ async def test_the_same_identity_is_the_same_permit(sync: Coordinator, other: Co
     await capacity(sem, 3)
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["own permits", "shared"])
-async def test_p1_release_leaves_the_leases_of_other_tasks_alone(sync: Coordinator, share: bool) -> None:
-    """It ends the latest that the current task acquired; else what one task left behind that has ended."""
-    sem = AsyncSemaphore(sync, NAME, limit=5, share=share)
-    first = await sem.acquire()
-
-    async def another() -> list[Lease]:
-        leases = [await sem.acquire(), await sem.acquire()]
-        await sem.release()
-        return leases
-
-    kept, ended = await asyncio.create_task(another())
-    for lease in (first, kept):
-        lease.check()
-    with pytest.raises(NotHeld):
-        ended.check()
-    last = await sem.acquire()
-    await asyncio.create_task(sem.release())
-    assert [lease.remaining() > 0 for lease in (first, kept, last)] == [True, False, True]
-    with pytest.raises(NotHeld):
-        await asyncio.create_task(sem.release())
-    for _ in range(2):
-        await sem.release()
-    assert (await sem.statistics()).held == 0
-    with pytest.raises(NotHeld):
-        await sem.release()
-
-
-@only_link
-async def test_p5_an_identity_that_waited_twice_and_gave_up_once(sync: Coordinator, other: Coordinator) -> None:
-    """P5: the second request is cancelled when its turn comes; the first one's permit stays."""
-    sem, theirs = semaphore(sync, 2), semaphore(other, 2)
-    for turns in range(12):
-        holder = await sem.acquire(weight=2)
-        first = asyncio.create_task(sem.acquire(identity="worker-7"))
-        await wait_until(waits(sem, 1), FAST, timeout=5)
-        second = asyncio.create_task(theirs.acquire(identity="worker-7"))
-        await wait_until(waits(sem, 2), FAST, timeout=5)
-        await holder.release()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        second.cancel()
-        lease = await asyncio.wait_for(first, 5)
-        await asyncio.wait([second])
-        await theirs.statistics()  # whatever the cancelled request sends has arrived
-        await theirs.statistics()
-        assert (await sem.statistics()).held == 1
-        await lease.release()
-    await capacity(sem, 2)
-
-
 # -- the end of a lease ------------------------------------------------------------------------------------
-
-
-async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: Coordinator) -> None:
-    """P6: the waiter has them within 0.2 s of that; the old holder is told, and takes nothing back."""
-    sem, theirs = semaphore(sync, 3), semaphore(other, 3)
-    kept = await sem.acquire()
-    gone = await AsyncSemaphore(sync, NAME, limit=3, auto_renew=False, ttl=3).acquire(weight=2)
-    waiting = [asyncio.create_task(theirs.acquire()), asyncio.create_task(sem.acquire())]
-    remaining = gone.remaining()
-    begin = now()
-    async with asyncio.timeout(5):
-        leases = [await task for task in waiting]
-    assert remaining - 0.01 < now() - begin < remaining + 0.2
-    for _ in range(2):
-        with pytest.raises(LeaseLost):
-            await gone.release()
-    assert (await sem.statistics()).held == 3
-    for lease in (kept, *leases):
-        lease.check()
-        await lease.release()
-    await capacity(sem, 3)
 
 
 @pytest.mark.parametrize("lost", ["state", "permits"])

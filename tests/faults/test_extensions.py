@@ -22,8 +22,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
-from ..support.factories import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Client, Kind
 from ..support.inside import load, lock_keys
+from ..support.primitives import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Client, Primitive
 from ..support.proxy import CUT_AFTER, ERROR, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
 from ..support.sharing import in_line
 from ..support.virtual import stall
@@ -55,7 +55,7 @@ async def lost_with_an_extension_under_way(w: Wired, identity: str | None = None
 
 @kinds
 @modes
-async def test_p5_a_lease_without_a_holder_is_given_back(server: EmbeddedServer, mode: str, kind: Kind) -> None:
+async def test_p5_a_lease_without_a_holder_is_given_back(server: EmbeddedServer, mode: str, kind: Primitive) -> None:
     """Else all others would wait for 30 seconds for nothing."""
     async with wired(server, mode, kind=kind, **PATIENT) as w:
         lease = await lost_with_an_extension_under_way(w)
@@ -98,7 +98,7 @@ async def test_p5_a_release_without_an_answer_behind_an_extension(server: Embedd
 
 @kinds
 @modes
-async def test_extended_to_less_without_an_answer(server: EmbeddedServer, mode: str, kind: Kind) -> None:
+async def test_extended_to_less_without_an_answer(server: EmbeddedServer, mode: str, kind: Primitive) -> None:
     async with wired(server, mode, kind=kind, retry_for=30) as w:
         lease = await w.lock(ttl=30, auto_renew=False).acquire()
         w.proxy.on(RENEW, SWALLOW_REPLY, times=None)
@@ -183,7 +183,7 @@ async def limited(redis: Redis) -> AsyncIterator[dict[str, str]]:
 @modes
 @pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK], ids=str)
 async def test_p1_a_late_copy_of_a_shorter_renewal(
-    server: EmbeddedServer, limited: dict[str, str], mode: str, kind: Kind
+    server: EmbeddedServer, limited: dict[str, str], mode: str, kind: Primitive
 ) -> None:
     """The lease was made longer again since. Until its next renewal it lasts no longer than that copy lets it."""
     async with wired(server, mode, kind=kind, client=limited) as w:

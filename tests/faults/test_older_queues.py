@@ -29,8 +29,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.clusters import cluster, processes
-from ..support.factories import Exclusive
 from ..support.inside import hub_of, lock_keys, permit_keys
+from ..support.primitives import Exclusive
 from ..support.proxy import FaultProxy
 from ..support.sentinels import DOWN_AFTER, sentinels
 from ..support.views import holder_of

@@ -23,10 +23,22 @@ from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
-from ..support.factories import KINDS, LOCK, SEMAPHORE, SHARED, WATCHED, Client, Kind
 from ..support.inside import hub_of, now
 from ..support.one_server import one_server_for_all as one_server_for_all
-from ..support.primitives import MAKERS
+from ..support.primitives import (
+    ALONE,
+    KINDS,
+    LOCK,
+    PRIMITIVES,
+    READERS,
+    SEMAPHORE,
+    SHARED,
+    WATCHED,
+    WRITER,
+    Client,
+    Primitive,
+    each,
+)
 from ..support.proxy import ERROR, SWALLOW_REPLY
 from ..support.virtual import stall
 from ..support.wired import RENEW, wired
@@ -39,7 +51,7 @@ HINT = "Coordinator(claim=)"
 Push: TypeAlias = Literal["auto", "never"]
 Told: TypeAlias = Callable[[str], list[Any]]
 pushes = pytest.mark.parametrize("push", ["auto", "never"])
-primitives = pytest.mark.parametrize("label", MAKERS)
+primitives = each(PRIMITIVES)
 kinds = pytest.mark.parametrize("kind", [LOCK, SEMAPHORE], ids=str)
 
 
@@ -88,11 +100,11 @@ async def limited(own: EmbeddedServer, admin: Client) -> AsyncIterator[Client]:
 @pytest.mark.parametrize("auto_renew", [True, False], ids=["renewed", "not renewed"])
 @pytest.mark.parametrize("extends_to", [1, 300], ids=["shorter", "longer"])
 async def test_an_extension_that_is_refused_changes_nothing(
-    limited: Client, admin: Client, label: str, push: Push, auto_renew: bool, extends_to: float
+    limited: Client, admin: Client, primitive: Primitive, push: Push, auto_renew: bool, extends_to: float
 ) -> None:
     """The lease ends as before, and the renewals go on with the ttl that it had."""
     async with Coordinator(limited, push=push) as sync:
-        lease = await MAKERS[label](sync, NAME, auto_renew=auto_renew).acquire()
+        lease = await primitive.make(sync, NAME, auto_renew=auto_renew).acquire()
         before = ends(lease)
         await rule(admin, *NO_PROLONGING)
         with pytest.raises(PermissionDenied):
@@ -120,7 +132,7 @@ async def test_a_lock_of_several_that_is_refused_for_one_changes_nothing(limited
 
 
 @kinds
-async def test_the_latest_answer_counts_when_one_of_several_is_refused(server: EmbeddedServer, kind: Kind) -> None:
+async def test_the_latest_answer_counts_when_one_of_several_is_refused(server: EmbeddedServer, kind: Primitive) -> None:
     """Three extensions at the same time; the second is refused: it lasts as the others say."""
     async with wired(server, kind=kind) as w:
         lease = await w.lock(ttl=30, auto_renew=False).acquire()
@@ -136,7 +148,9 @@ async def test_the_latest_answer_counts_when_one_of_several_is_refused(server: E
 
 
 @kinds
-async def test_a_refusal_does_not_restore_what_another_one_may_have_cut(server: EmbeddedServer, kind: Kind) -> None:
+async def test_a_refusal_does_not_restore_what_another_one_may_have_cut(
+    server: EmbeddedServer, kind: Primitive
+) -> None:
     """P1: the first one has no answer, so the server may have executed it; the second is refused."""
     async with wired(server, kind=kind) as w:
         lease = await w.lock(ttl=30, auto_renew=False).acquire()
@@ -191,7 +205,7 @@ async def coordinated(own: EmbeddedServer, **options: Any) -> AsyncIterator[Coor
 @pytest.mark.parametrize("code", REFUSALS)
 @pushes
 async def test_renewals_that_are_refused_until_the_end(
-    own: EmbeddedServer, admin: Client, told: Told, push: Push, code: str, label: str
+    own: EmbeddedServer, admin: Client, told: Told, push: Push, code: str, primitive: Primitive
 ) -> None:
     """The server answered, so it was not unreachable; and this process was not late: it asked, time and again."""
     events: list[Event] = []
@@ -199,7 +213,7 @@ async def test_renewals_that_are_refused_until_the_end(
         # The stack is outside of the body, which may be cancelled once for each of two leases.
         with pytest.raises(LeaseLost) as caught:  # noqa: PT012
             stack.enter_context(observe_all(events.append))
-            async with MAKERS[label](sync, NAME, ttl=2):
+            async with primitive.make(sync, NAME, ttl=2):
                 await stack.enter_async_context(REFUSALS[code](admin))
                 await for_ever()
     error = caught.value
@@ -347,8 +361,9 @@ async def test_a_stall_of_seconds_after_a_hand_over_costs_no_lease(
 ) -> None:
     """By default, for every primitive: 4 seconds right then, 3 at any time before the first renewal."""
     async with Coordinator(make_client()) as other:
-        holders = [await MAKERS["writer" if kind == "reader" else kind](sync, kind).acquire() for kind in MAKERS]
-        tasks = [asyncio.create_task(make(other, kind).acquire()) for kind, make in MAKERS.items()]
+        both = [*((it, it) for it in ALONE), (WRITER, READERS)]
+        holders = [await has.make(sync, str(gets)).acquire() for has, gets in both]
+        tasks = [asyncio.create_task(gets.make(other, str(gets)).acquire()) for _, gets in both]
         await handed_over(holders, other, tasks)
         leases = [task.result() for task in tasks]
         if wait:
@@ -362,7 +377,7 @@ async def test_a_stall_of_seconds_after_a_hand_over_costs_no_lease(
 
 @pytest.mark.parametrize("kind", KINDS + WATCHED + SHARED, ids=str)
 async def test_an_error_names_the_claim_if_that_was_too_short(
-    sync: Coordinator, make_client: MakeClient, kind: Kind
+    sync: Coordinator, make_client: MakeClient, kind: Primitive
 ) -> None:
     """P6: with a ttl of 30 seconds the body is blocked for longer than its claim."""
     async with Coordinator(make_client(), claim=0.3) as other:

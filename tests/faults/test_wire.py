@@ -33,7 +33,9 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
 
-from ..support.factories import (
+from ..support.inside import load, parties
+from ..support.pairwise import each_value
+from ..support.primitives import (
     KINDS,
     LOCK,
     SEMAPHORE,
@@ -42,10 +44,8 @@ from ..support.factories import (
     WATCHED,
     WATCHED_LOCK,
     Client,
-    Kind,
+    Primitive,
 )
-from ..support.inside import load, parties
-from ..support.pairwise import each_value
 from ..support.proxy import (
     CUT_AFTER,
     CUT_BEFORE,
@@ -455,7 +455,7 @@ CASES = [
         *[pytest.param(*case, marks=pytest.mark.ci) for case in CASES if case[0] in IN_THE_GATE],
     ],
 )
-async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Kind, mode: str) -> None:
+async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Primitive, mode: str) -> None:
     """C1-C5, D3, D9: 18 faults for each operation, by each way to connect."""
     cases = [Case(operation, mode, fault, FAULTS[fault], kind=kind) for fault in FAULTS]
     assert await sweep(server, cases) == len(cases) == 18
@@ -465,7 +465,7 @@ async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Kind, m
     ("operation", "kind"),
     [*product((acquire_pushed,), (*KINDS, SHARED_LOCK, SHARED_SEMAPHORE, *WATCHED)), (pass_on, SEMAPHORE)],
 )
-async def test_sweep_of_the_push(server: EmbeddedServer, operation: Operation, kind: Kind) -> None:
+async def test_sweep_of_the_push(server: EmbeddedServer, operation: Operation, kind: Primitive) -> None:
     """P3, C7: the grant itself, or the pass of a barrier, is lost or late; the waiter heals."""
     cases = [Case(operation, "link", fault, PUSHES[fault], push=True, kind=kind) for fault in PUSHES]
     assert await sweep(server, cases, **({} if operation is pass_on else {"poll_cap": 0.3})) == len(cases) == 3
@@ -517,7 +517,7 @@ TALKS = [
 
 @pytest.mark.parametrize(("operation", "kind", "mode", "command"), each_value(TALKS))
 async def test_sweep_by_watch(
-    server: EmbeddedServer, operation: Operation, kind: Kind, mode: str, command: bytes
+    server: EmbeddedServer, operation: Operation, kind: Primitive, mode: str, command: bytes
 ) -> None:
     """C1-C5, D9: 34 faults for each of 6 operations and 2 kinds over the link; 26 of the lock on pooled connections."""
     cases = [

@@ -18,7 +18,7 @@ from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import BaseLease
 
-from ..support.factories import KINDS, SHARED, Kind
+from ..support.primitives import KINDS, SHARED, Primitive
 from ..support.proxy import CUT_AFTER, DELAY_REPLY, HOLD_REPLY, PASS, Action, Passage, Rule, anything
 from ..support.wired import ACQUIRE, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -55,7 +55,7 @@ class Handed:
 
 @asynccontextmanager
 async def handed(
-    server: EmbeddedServer, kind: Kind, action: Action, identity: str | None = None
+    server: EmbeddedServer, kind: Primitive, action: Action, identity: str | None = None
 ) -> AsyncIterator[Handed]:
     """It is held by somebody else, and released to us."""
     async with wired(server, kind=kind, claim=TTL) as w:
@@ -71,7 +71,7 @@ async def handed(
 
 @all_kinds
 @actions
-async def test_p6_the_server_says_how_long_it_lasts(server: EmbeddedServer, kind: Kind, action: Action) -> None:
+async def test_p6_the_server_says_how_long_it_lasts(server: EmbeddedServer, kind: Primitive, action: Action) -> None:
     async with handed(server, kind, action) as it:
         lease = await it.waiting
         assert it.push.fired.is_set()
@@ -85,7 +85,7 @@ async def test_p6_the_server_says_how_long_it_lasts(server: EmbeddedServer, kind
 
 @kinds
 @actions
-async def test_p6_so_for_an_identity(server: EmbeddedServer, kind: Kind, action: Action) -> None:
+async def test_p6_so_for_an_identity(server: EmbeddedServer, kind: Primitive, action: Action) -> None:
     async with handed(server, kind, action, "me") as it:
         lease = await it.waiting
         assert TTL - 2 < lease.remaining() <= TTL - LATE / 2
@@ -95,7 +95,7 @@ async def test_p6_so_for_an_identity(server: EmbeddedServer, kind: Kind, action:
 
 @kinds
 @identities
-async def test_p5_cancelled_while_it_asks(server: EmbeddedServer, kind: Kind, identity: str | None) -> None:
+async def test_p5_cancelled_while_it_asks(server: EmbeddedServer, kind: Primitive, identity: str | None) -> None:
     """The grant was new, so it is given back; also that of an identity, though the answer speaks of what it has."""
     async with handed(server, kind, HOLD_REPLY, identity) as it:
         await it.question.fired.wait()

@@ -32,8 +32,8 @@ from redis_sync_aio.errors import RunInterrupted
 from redis_sync_aio.jobs import OnCrash
 from redis_sync_aio.testing import steal
 
-from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
 from ..support.pairwise import first_of
+from ..support.primitives import LOCK, SEMAPHORE, Exclusive, Primitive
 from ..support.proxy import CUT_AFTER, ERROR, HOLD, PASS, Rule, anything
 from ..support.wire_sweep import WIRE, Arm, Case, Operation, failures, sweep
 from ..support.wired import MARK, MODES, RETRY_FOR, SOON, Wired, wired
@@ -77,7 +77,7 @@ async def attach(w: Wired, arm: Arm) -> int:
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", [LOCK, SEMAPHORE], ids=str)
 @pytest.mark.parametrize("operation", [detach, attach])
-async def test_a_lease_changes_hands_once(server: EmbeddedServer, operation: Operation, kind: Kind) -> None:
+async def test_a_lease_changes_hands_once(server: EmbeddedServer, operation: Operation, kind: Primitive) -> None:
     cases = [Case(operation, mode, fault, WIRE[fault], kind=kind) for mode in MODES for fault in WIRE]
     assert await sweep(server, cases) == len(cases) == 27
 

@@ -30,8 +30,8 @@ from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from ..support.factories import WATCHED_LOCK, Client
 from ..support.inside import Connection, Link, hub_of, load, now, permit_keys
+from ..support.primitives import WATCHED_LOCK, Client
 from ..support.proxy import (
     CUT_AFTER,
     CUT_BEFORE,

@@ -16,8 +16,8 @@ from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import for_ever, lost_in
-from ..support.factories import KINDS, WATCHED, Kind
 from ..support.inside import cohort_of, hub_of, now
+from ..support.primitives import KINDS, WATCHED, Primitive
 from ..support.proxy import (
     CUT_AFTER,
     DELAY,
@@ -217,7 +217,7 @@ async def test_latency_and_fragments(server: EmbeddedServer, mode: str) -> None:
 @modes
 @pytest.mark.parametrize("kind", [*KINDS, *WATCHED], ids=str)
 async def test_p3_the_end_of_a_lease_that_is_not_renewed_any_more(
-    server: EmbeddedServer, mode: str, kind: Kind
+    server: EmbeddedServer, mode: str, kind: Primitive
 ) -> None:
     """A1: its holder has died. The next one has it within 0.2 s of its end, and not before."""
     async with wired(server, mode, kind=kind, poll_cap=60) as w:

@@ -19,14 +19,14 @@ import pytest_asyncio
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncSemaphore, Coordinator, transaction, wait_until
+from redis_sync_aio import AsyncLock, AsyncMultiLock, Coordinator, transaction, wait_until
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import Push, Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from .conftest import ALONE, Primitive
+from ..support.primitives import ALONE, Primitive, each
 
 Acquiring = Coroutine[Any, Any, Any]
 Process = list[Coordinator]
@@ -35,8 +35,8 @@ Process = list[Coordinator]
 class Compatible:
     """A lock with redis-py's interface: the object has what it acquires."""
 
-    def __init__(self, syncs: Sequence[Coordinator]) -> None:
-        self._lock = Lock(syncs[0].client, "it", timeout=30)
+    def __init__(self, syncs: Sequence[Coordinator], name: str) -> None:
+        self._lock = Lock(syncs[0].client, name, timeout=30)
 
     def acquire(self) -> Any:
         return self._lock.acquire()
@@ -48,13 +48,7 @@ class Compatible:
         await self._lock.release()
 
 
-EACH = (
-    *ALONE,
-    Primitive("semaphore", lambda syncs: AsyncSemaphore(syncs[0], "it", limit=1)),
-    Primitive("semaphore with WATCH", lambda syncs: AsyncSemaphore(syncs[0], "it", limit=1, engine="watch")),
-    Primitive("shared semaphore", lambda syncs: AsyncSemaphore(syncs[0], "it", limit=1, share=True)),
-    Primitive("redis-py's lock", Compatible),
-)
+EACH = (*ALONE, Primitive("redis-py's lock", Compatible, servers=3))
 
 
 @pytest_asyncio.fixture(params=["auto", "never"])
@@ -109,11 +103,11 @@ async def check_free(there: Any) -> None:
     await release(there, got[-1])
 
 
-@pytest.mark.parametrize("primitive", EACH, ids=str)
+@each(EACH)
 @pytest.mark.parametrize("at", ["its question", "its answer", "its place", "its grant"])
 async def test_closed_at_any_step(processes: list[Process], primitive: Primitive, at: str) -> None:
     """Before an answer is there, and when it is and the coroutine has not run since; the same of a hand-over."""
-    here, there = (primitive.make(process) for process in processes)
+    here, there = (primitive.make(process if primitive.servers > 1 else process[0]) for process in processes)
     for steps in range(7):
         held = await there.try_acquire() if at in ("its place", "its grant") else None
         acquiring = here.acquire()

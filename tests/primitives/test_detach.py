@@ -16,8 +16,6 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
-    AsyncReentrantLock,
-    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
     Lease,
@@ -26,10 +24,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.instrumentation import Event, Granted, Lost, Released, Requested, Withdrawn
-from redis_sync_aio.types import BaseLease
 
-from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
 from ..support.processes import Crew
 
@@ -191,40 +186,7 @@ async def test_it_survives_the_process_that_detached_it(
         assert await redis.exists("d") == 1
 
 
-async def test_each_request_has_one_end(sync: Coordinator, make_client: MakeClient) -> None:
-    """Detached counts as released, also at the end of the coordinator. An attached lease is a request of its own."""
-    events: list[Event] = []
-    async with Coordinator(make_client(), observe=events.append) as first:
-        token = await (await first.lock("d").acquire()).detach()
-        await (await first.lock("d").attach(token)).release()
-        with pytest.raises(NotHeld):
-            await first.lock("d").attach(token)
-        token = await (await first.lock("e").acquire()).detach()
-    kinds = [type(event) for event in events]
-    whole = [Requested, Granted, Released]
-    assert kinds == [*whole, *whole, Requested, Withdrawn, *whole]
-    assert Lost not in kinds
-    await (await sync.lock("e").attach(token)).release()
-
-
 # -- refusals ----------------------------------------------------------------------------------------------
-
-NO_DETACH: dict[str, Callable[[Coordinator], Awaitable[BaseLease]]] = {
-    "several": lambda sync: sync.multi_lock(["d", "e"]).acquire(),
-    "reader": lambda sync: sync.read_write_lock("d").read().acquire(),
-    "writer": lambda sync: sync.read_write_lock("d").write().acquire(),
-    "reentrant": lambda sync: AsyncReentrantLock(sync, "d").acquire(),
-    "robust": lambda sync: AsyncRobustLock(sync, "d").acquire(),
-    "term": lambda sync: sync.election("d").lead(),
-}
-
-
-@pytest.mark.parametrize("acquire", NO_DETACH.values(), ids=list(NO_DETACH))
-async def test_a_lease_that_nothing_attaches_has_no_detach(
-    sync: Coordinator, acquire: Callable[[Coordinator], Awaitable[BaseLease]]
-) -> None:
-    async with await acquire(sync) as lease:
-        assert not hasattr(lease, "detach")
 
 
 REFUSED: dict[str, tuple[Callable[[Coordinator], Awaitable[Lease]], str]] = {

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
-from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
-    AsyncMultiLock,
     AsyncReadWriteLock,
     AsyncSemaphore,
     Coordinator,
@@ -30,11 +27,12 @@ from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
 from ..support.clusters import Nodes
 from ..support.inside import Call, hub_module, hub_of, lock_keys, now
+from ..support.primitives import PRIMITIVES, Primitive, each
 from ..support.proxy import CUT_BEFORE, HOLD
 from ..support.sweep import Outcome, sweep
 from ..support.wired import MODES, RELEASE, RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
-from .conftest import PRIMITIVES, Make, Primitive
+from .conftest import Make
 
 shared_or_not = pytest.mark.parametrize("share", [False, True])
 engines = pytest.mark.parametrize("engine", ["lua", "watch"])
@@ -116,7 +114,7 @@ async def test_an_error_that_passes_task_groups_waits_once(server: EmbeddedServe
         await wait_until(free, FAST, timeout=30)
 
 
-@pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+@each(PRIMITIVES)
 async def test_a_task_that_watches_a_lease_ends_with_its_release(primitive: Primitive, make: Make) -> None:
     """A task group with a watcher in it is left when the lease was released, and is told that it was not lost."""
     lease = await make().acquire()
@@ -216,32 +214,6 @@ async def test_p5_a_cancelled_request_when_the_client_is_closed(make_client: Mak
         await wait_until(gone, FAST, timeout=15)
 
     await sweep(ask, check, ways=["task"])
-
-
-async def test_p5_a_cancelled_resize_is_heard_of(server: EmbeddedServer) -> None:
-    """The server has the new limit, so this object does, too."""
-    async with wired(server) as w:
-        semaphore = AsyncSemaphore(w.sync, "resized", limit=2)
-        async with semaphore:
-            pass
-        resizing = asyncio.create_task(semaphore.resize(3))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        resizing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await resizing
-        await wait_until(lambda: semaphore.limit == 3, FAST, timeout=5)
-        async with semaphore.acquire(timeout=5):
-            assert (await semaphore.statistics()).limit == 3
-
-
-async def test_p12_names_that_were_taken_are_forgotten(sync: Coordinator, other: Coordinator) -> None:
-    async with AsyncLock(other, "a"), AsyncLock(other, "b"):
-        for names in (["a"], ["x", "b"], ["{t}x", "{t}y", "a"]):
-            assert await AsyncMultiLock(sync, names).try_acquire() is None
-            with pytest.raises(TimeoutError):
-                await AsyncMultiLock(sync, names).acquire(timeout=0)
-    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=15)
 
 
 @engines
@@ -359,31 +331,6 @@ async def test_a_bad_time_closes_nothing(sync: Coordinator, drain: Any) -> None:
         await sync.aclose(drain=drain)
     async with sync.lock("it"):
         pass
-
-
-def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:
-    """`asyncio.run` cancels it, too, while it waits for what is in flight."""
-
-    async def main() -> None:
-        async with server.client() as direct:
-            sync = Coordinator(server.client())
-            lease = await sync.lock("closing").acquire()
-            await direct.execute_command("CLIENT", "PAUSE", 3000, "WRITE")  # type: ignore[no-untyped-call]
-            releasing = asyncio.create_task(lease.release())
-            await asyncio.sleep(0)
-            closing = asyncio.create_task(sync.aclose())
-            await asyncio.sleep(0.05)
-            assert not releasing.done()
-            assert not closing.done()
-            await direct.execute_command("CLIENT", "UNPAUSE")  # type: ignore[no-untyped-call]
-
-    asyncio.run(main())
-    with SyncRedis.from_url(server.url) as client:
-        assert not client.exists("closing")
-        until = now() + 10
-        while len(client.client_list()) > 1:  # the server may hear late of those that were closed
-            assert now() < until
-            time.sleep(0.01)
 
 
 async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as OutOfReach
 
 import redis_sync_aio
 from redis_sync_aio import (
@@ -322,13 +321,6 @@ async def test_data_under_the_name(redis: Redis, push: Any, engine: Any, timeout
     assert await redis.get(NAME) == b"a lock of another kind"
 
 
-async def test_a_lock_of_ours_without_a_ttl_is_no_data(sync: Coordinator, other: Coordinator) -> None:
-    lease = await AsyncLock(other, NAME, ttl=None).acquire()
-    with pytest.raises(AcquireTimeout, match=r"not free within 2\.0 seconds: held by "):
-        await AsyncLock(sync, NAME).acquire(timeout=2)
-    await lease.release()
-
-
 class Orders:
     """The owner of a method."""
 
@@ -393,18 +385,6 @@ async def test_a_lease_is_not_pickled_but_detached(sync: Coordinator) -> None:
 # -- an error of a request whose time is up says why, and what to do ----------------------------------------
 
 
-@pytest.mark.parametrize("share", [False, True])
-async def test_a_server_out_of_reach(share: bool) -> None:
-    """What redis-py said, and what to look at."""
-    async with Redis(port=1) as client, Coordinator(client, retry_for=0.5) as sync:
-        with pytest.raises(Unreachable, match="check the server and the network") as caught:
-            await AsyncLock(sync, NAME, share=share).acquire(timeout=0.2)
-        assert f"{NAME!r} within 0.2 seconds: ConnectionError: Error" in str(caught.value)
-        cause, trouble = caught.value.__cause__, sync.connection_error  # by now perhaps that of one attempt more
-        assert type(cause) is type(trouble) is OutOfReach
-        assert str(cause) == str(trouble)
-
-
 HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
 ITSELF = "If the holder is the task that asks, it waits for itself"
 
@@ -464,18 +444,6 @@ async def test_a_side_that_this_process_holds(
     lease = await SIDES[held](ours).acquire()  # without a body: it may be for another task to release
     assert f"this process holds it. {ITSELF}: {use}" in await message(SIDES[asked](ours))
     assert f"held by {HERE}; wait longer" in await message(SIDES[asked](theirs))
-    await lease.release()
-
-
-@pytest.mark.parametrize(
-    ("has", "asks", "use"),
-    [("write", "read", r"for writing: .*downgrade\(\) it"), ("read", "write", "reading: release that lease")],
-)
-async def test_an_identity_that_has_the_other_side(sync: Coordinator, has: str, asks: str, use: str) -> None:
-    lock = AsyncReadWriteLock(sync, NAME)
-    lease = await SIDES[has](lock).acquire(identity="me")
-    with pytest.raises(WouldDeadlock, match=use):
-        await SIDES[asks](lock).acquire(identity="me")
     await lease.release()
 
 

@@ -51,11 +51,12 @@ from redis_sync_aio.types import Push
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.inspecting import seen
+from ..support.primitives import PRIMITIVES, Primitive, each
 from ..support.virtual import VirtualLoop
-from .conftest import PRIMITIVES, Make, Primitive
+from .conftest import Make
 
 E = TypeVar("E", bound=Event)
-everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+everything = each(PRIMITIVES)
 KINDS = {
     "robust lock": "robust",
     "reentrant lock": "reentrant",
@@ -128,15 +129,6 @@ async def test_a_lock_of_redis_py_is_told_like_a_lock(told: Told, redis: Redis, 
     assert len(told.all(Requested)) == 4
 
 
-async def test_a_lock_of_redis_py_whose_time_is_up_is_told_as_such(told: Told, redis: Redis) -> None:
-    lock = Lock(redis, "x", timeout=3)
-    assert await lock.acquire()
-    stall(4)
-    with pytest.raises(LockNotOwnedError):
-        await lock.release()
-    assert (told.one(Lost).reason, told.one(Lost).time_is_up) == ("expired", True)
-
-
 @pytest.mark.parametrize("asks", ["release", "reacquire"])
 async def test_a_lock_of_redis_py_that_was_taken_is_lost(told: Told, redis: Redis, asks: str) -> None:
     """Nothing renews it, so its loss is told by the first call that finds it out; once."""
@@ -180,7 +172,7 @@ async def test_a_lease_is_told_from_its_request_to_its_release(primitive: Primit
     assert released.held == pytest.approx(told[2].time - told[1].time)
 
 
-@pytest.mark.parametrize("primitive", [one for one in PRIMITIVES if kind_of(one) not in ("read", "redlock")], ids=str)
+@each(one for one in PRIMITIVES if kind_of(one) not in ("read", "redlock"))
 async def test_a_wait_is_told_as_contended(primitive: Primitive, make: Make, told: Told, sync: Coordinator) -> None:
     """A Redlock is left out: it waits by requests of its own, and may find all servers free."""
     holders = [await make().acquire() for _ in range(1 if primitive.alone else 4)]

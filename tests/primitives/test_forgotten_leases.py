@@ -28,12 +28,13 @@ from redis_sync_aio import (
 )
 
 from ..support.body import FAST, waits
-from .conftest import PRIMITIVES, Make, Primitive
+from ..support.primitives import PRIMITIVES, Primitive, each
+from .conftest import Make
 
 TTL = 5.0
 SECTION = 1.5 * TTL
 OFTEN = Backoff(initial=0.05, cap=0.05)
-everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+everything = each(PRIMITIVES)
 shared_or_not = pytest.mark.parametrize("share", [False, True])
 
 

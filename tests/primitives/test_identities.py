@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 from redis_sync_aio import (
     AsyncLock,
     AsyncReadWriteLock,
-    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
     Lease,
@@ -30,8 +29,20 @@ from redis_sync_aio.types import BaseLease, Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from ..support.factories import KINDS, WATCHED, Kind
 from ..support.inside import Engine, now
+from ..support.primitives import (
+    KINDS,
+    LOCK,
+    ROBUST,
+    SEMAPHORE,
+    WATCHED,
+    WATCHED_LOCK,
+    WATCHED_SEMAPHORE,
+    WRITER,
+    Exclusive,
+    Primitive,
+    each,
+)
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR
 from ..support.sweep import Outcome, sweep
 from ..support.wired import ACQUIRE, RELEASE, wired
@@ -78,16 +89,6 @@ async def test_joining_a_lease_without_an_end(
         assert await redis.pttl(NAME) == -1
 
 
-@pytest.mark.parametrize("robust", [False, True])
-async def test_joining_a_foreign_lock_without_an_end(sync: Coordinator, redis: Redis, robust: bool) -> None:
-    await redis.set(NAME, "w")
-    lease = await (AsyncRobustLock if robust else AsyncLock)(sync, NAME).try_acquire(**ME)
-    assert lease is not None
-    assert (lease.remaining(), await redis.pttl(NAME)) == (math.inf, -1)
-    await lease.release()
-    assert not await redis.exists(NAME)
-
-
 @engines
 async def test_joining_without_a_ttl_what_has_an_end(sync: Coordinator, other: Coordinator, engine: Engine) -> None:
     """P1: it ends when the server lets it end."""
@@ -115,7 +116,7 @@ async def test_p6_joining_a_lease_that_lasts_longer_than_the_ttl(sync: Coordinat
 
 @all_kinds
 async def test_a_waiter_with_an_identity_gets_the_grant_as_soon_as_another_one_does(
-    sync: Coordinator, other: Coordinator, kind: Kind
+    sync: Coordinator, other: Coordinator, kind: Primitive
 ) -> None:
     """As who asks while it is held; not when they look again, 2 seconds later."""
     lock, elsewhere = kind.make(sync, NAME), kind.make(other, NAME)
@@ -158,7 +159,7 @@ async def test_a_cancelled_release_is_executed_before_the_next_acquire(make_clie
 
 @kinds
 async def test_a_release_that_was_refused_for_now_is_executed_before_the_next_acquire(
-    server: EmbeddedServer, kind: Kind
+    server: EmbeddedServer, kind: Primitive
 ) -> None:
     """P1: what is sent about a name while an earlier command waits to be sent again stays behind it."""
     async with wired(server, kind=kind, retry_for=60) as w:
@@ -199,7 +200,7 @@ async def test_a_reconnect_keeps_the_order_behind_what_was_refused(server: Embed
 
 @kinds
 @modes
-async def test_p4_a_release_by_identity_without_an_answer(server: EmbeddedServer, mode: str, kind: Kind) -> None:
+async def test_p4_a_release_by_identity_without_an_answer(server: EmbeddedServer, mode: str, kind: Primitive) -> None:
     async with wired(server, mode, kind=kind) as w:
         lease = await w.elsewhere().acquire(**ME)
         rule = w.proxy.on(RELEASE, CUT_AFTER, times=1)
@@ -212,14 +213,12 @@ async def test_p4_a_release_by_identity_without_an_answer(server: EmbeddedServer
 
 # -- a request that is cancelled takes nothing from others of the identity ---------------------------------
 
-Check = Callable[[Outcome[BaseLease]], Coroutine[Any, Any, None]]
-
 
 class Named:
     """A primitive of a kind, and what the server has of it."""
 
-    def __init__(self, kind: Kind, sync: Coordinator, redis: Redis) -> None:
-        self.lock = kind.make(sync, NAME, auto_renew=False)
+    def __init__(self, kind: Primitive, sync: Coordinator, redis: Redis) -> None:
+        self.lock: Exclusive = kind.make(sync, NAME, auto_renew=False)
         self._kind, self._redis = kind, redis
 
     async def acquire(self) -> BaseLease:
@@ -247,18 +246,8 @@ class Named:
 
 
 @pytest.fixture
-def named(kind: Kind, mine: Coordinator, redis: Redis) -> Named:
+def named(kind: Primitive, mine: Coordinator, redis: Redis) -> Named:
     return Named(kind, mine, redis)
-
-
-@all_kinds
-async def test_cancelled_and_again(named: Named) -> None:
-    """As a task does that tries again after a timeout of its own."""
-
-    async def check(_: Outcome[BaseLease]) -> None:
-        await named.check_held(await named.acquire())
-
-    await sweep(named.acquire, check)
 
 
 @all_kinds
@@ -299,7 +288,7 @@ async def test_all_cancelled(named: Named) -> None:
 
 
 @all_kinds
-async def test_cancelled_around_the_hand_over(named: Named, kind: Kind, other: Coordinator) -> None:
+async def test_cancelled_around_the_hand_over(named: Named, kind: Primitive, other: Coordinator) -> None:
     """Two wait by one identity; either leaves when it is handed over."""
     elsewhere = kind.make(other, NAME)
     others: list[asyncio.Task[Any]] = []
@@ -381,16 +370,7 @@ async def test_a_lease_that_is_gone_inherits_nothing(named: Named) -> None:
 
 # -- in the order in which the server executes requests and releases ---------------------------------------
 
-MAKES: dict[str, Callable[[Coordinator], Any]] = {
-    "lock": lambda sync: AsyncLock(sync, NAME),
-    "lock with WATCH": lambda sync: AsyncLock(sync, NAME, engine="watch"),
-    "robust lock": lambda sync: AsyncRobustLock(sync, NAME),
-    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=1),
-    "semaphore with WATCH": lambda sync: AsyncSemaphore(sync, NAME, limit=1, engine="watch"),
-    "writer": lambda sync: AsyncReadWriteLock(sync, NAME).write(),
-}
-each = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-Make = Callable[[Coordinator], Any]
+each_one = each([LOCK, WATCHED_LOCK, ROBUST, SEMAPHORE, WATCHED_SEMAPHORE, WRITER], "kind")
 
 
 async def turns(number: int) -> None:
@@ -398,23 +378,23 @@ async def turns(number: int) -> None:
         await asyncio.sleep(0)
 
 
-async def waiting(make: Make, rival: Coordinator) -> asyncio.Task[Lease]:
+async def waiting(kind: Primitive, rival: Coordinator) -> asyncio.Task[Lease]:
     """Let the rival wait."""
-    asked = make(rival)
+    asked = kind.make(rival, NAME)
     task = asyncio.create_task(asked.acquire())
-    await wait_until(waits(asked if hasattr(asked, "statistics") else AsyncReadWriteLock(rival, NAME)), FAST, timeout=5)
+    await wait_until(waits(asked), FAST, timeout=5)
     return task
 
 
-@each
+@each_one
 async def test_p1_asked_before_a_release_and_answered_behind_it(
-    mine: Coordinator, other: Coordinator, make: Make
+    mine: Coordinator, other: Coordinator, kind: Primitive
 ) -> None:
     """The request was sent first, so the server let it join what the release behind it gave to somebody else."""
-    lock = make(mine)
+    lock = kind.make(mine, NAME)
     for number in range(6):
         first = await lock.acquire(**ME)
-        their = await waiting(make, other)
+        their = await waiting(kind, other)
         asking = asyncio.create_task(lock.acquire(**ME))
         await turns(number)
         await first.release()
@@ -432,32 +412,15 @@ async def test_p1_asked_before_a_release_and_answered_behind_it(
         await second.release()
 
 
-@each
-async def test_p1_tried_before_a_release_and_answered_behind_it(
-    mine: Coordinator, other: Coordinator, make: Make
-) -> None:
-    """A request that does not wait finds that it is taken."""
-    lock = make(mine)
-    first = await lock.acquire(**ME)
-    their = await waiting(make, other)
-    trying = asyncio.create_task(lock.try_acquire(**ME))
-    await asyncio.sleep(0)
-    await first.release()
-    assert await asyncio.wait_for(trying, 5) is None
-    holder = await their
-    holder.check()
-    await holder.release()
-
-
-@each
+@each_one
 async def test_p1_asked_before_a_release_from_elsewhere(
-    mine: Coordinator, other: Coordinator, make_client: MakeClient, make: Make
+    mine: Coordinator, other: Coordinator, make_client: MakeClient, kind: Primitive
 ) -> None:
     """What another process acquired for the identity is released by this one, which is joining it."""
-    lock = make(mine)
+    lock = kind.make(mine, NAME)
     async with Coordinator(make_client()) as third:
-        await make(third).acquire(**ME)
-        their = await waiting(make, other)
+        await kind.make(third, NAME).acquire(**ME)
+        their = await waiting(kind, other)
         asking = asyncio.create_task(lock.acquire(**ME))
         await asyncio.sleep(0)
         await lock.release(**ME)

@@ -22,7 +22,6 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     Lease,
-    LeaseLost,
     NotHeld,
     synchronized,
     wait_until,
@@ -33,7 +32,8 @@ from redis_sync_aio.testing.faults import FaultProxy
 from redis_sync_aio.types import Engine, Push
 
 from ..support.body import FAST, waits
-from ..support.inside import Keys, lock_keys, permit_keys
+from ..support.inside import lock_keys, permit_keys
+from ..support.primitives import KINDS, LOCK, Primitive, each
 
 ways = pytest.mark.parametrize("push", ["auto", "never"])
 
@@ -265,24 +265,19 @@ ODD: tuple[str | bytes, ...] = (
     "schl\u00fcssel \u2603", b"\xff\xfe\x00", b"a\r\nb", "{tag}", "a{tag}b", "{{}", "a:queue", "x:sem", "%d %s {x}",
     " ", "x" * 8192, "|", b"1|2|3|4|5", "0",
 )  # fmt: skip
-PRIMITIVES: dict[str, tuple[Callable[[Coordinator, Any], Any], Callable[[bytes], Keys], int]] = {
-    # how to make it, its keys, and which of them stays when it is free
-    "lock": (lambda sync, name: sync.lock(name), lock_keys, 2),
-    "semaphore": (lambda sync, name: sync.semaphore(name, 1), lambda name: permit_keys(name, "sem"), 1),
-}
 
 
 @ways
-@pytest.mark.parametrize("primitive", PRIMITIVES)
+@each(KINDS, "kind")
 @pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:20])
 async def test_e1_odd_names_and_identities_work_from_end_to_end(
-    redis: Redis, name: Any, primitive: str, push: Push
+    redis: Redis, name: Any, kind: Primitive, push: Push
 ) -> None:
     wire = name.encode() if isinstance(name, str) else name
-    make, keys_of, stays = PRIMITIVES[primitive]
-    keys = keys_of(wire)
+    keys = lock_keys(wire) if kind is LOCK else permit_keys(wire, "sem")
+    stays = 2 if kind is LOCK else 1  # when it is free
     async with Coordinator(redis, push=push) as sync:
-        it = make(sync, name)
+        it = kind.make(sync, name)
         async with it.acquire(identity=name) as lease:
             assert (await it.statistics()).holders[0].token == lease.identity == lease.token
             assert lease.name == it.name
@@ -297,21 +292,6 @@ async def test_e1_odd_names_and_identities_work_from_end_to_end(
         with pytest.raises(NotHeld):
             await it.release(identity=wire + b"|2")
     assert await redis.keys() == [keys.all[stays]]
-
-
-@pytest.mark.parametrize("way", ["by identity", "by lease"])
-async def test_p6_a_release_ends_every_lease_of_that_identity_in_this_process(sync: Coordinator, way: str) -> None:
-    """The same identity asking again gets the same lease again; so one release ends both, here and now."""
-    lock = sync.lock("x")
-    one = await lock.acquire(identity="worker")
-    same = await lock.acquire(identity="worker")
-    assert (same.fence, same.token) == (one.fence, one.token)
-    await (lock.release(identity="worker") if way == "by identity" else one.release())
-    async with lock:  # somebody else has it now
-        for lease in (one, same):
-            assert lease.remaining() == 0
-            with pytest.raises((NotHeld, LeaseLost)):
-                lease.check()
 
 
 async def test_p1_a_name_and_the_same_name_in_braces_are_two_locks(sync: Coordinator) -> None:
@@ -356,13 +336,6 @@ async def test_a_ttl_may_be_a_timedelta(sync: Coordinator, ttl: Any) -> None:
             await lease.release()
 
 
-@pytest.mark.parametrize("ttl", [10 * 365 * 86_400, timedelta(days=3650), None], ids=str)
-async def test_the_longest_ttls(sync: Coordinator, redis: Redis, ttl: Any) -> None:
-    async with sync.lock("x", ttl=ttl) as lease:
-        assert lease.remaining() > 1e8
-        assert await redis.pttl("x") == -1 if ttl is None else await redis.pttl("x") > 3e11
-
-
 async def test_the_largest_numbers(sync: Coordinator, redis: Redis) -> None:
     """A thousand million permits, for ten years."""
     sem = semaphore(sync, 1_000_000_000, ttl=timedelta(days=3650))
@@ -405,14 +378,6 @@ async def test_e2_a_huge_timeout_is_as_good_as_none(redis: Redis, timeout: Any, 
             await (await waiting).release()
             async with lock.acquire(timeout=timeout):
                 pass
-
-
-@pytest.mark.parametrize("option", ["retry_for", "response_timeout"])
-async def test_e2_huge_limits_of_a_coordinator_work(redis: Redis, option: str) -> None:
-    options: dict[str, Any] = {option: 1.7e308}
-    async with Coordinator(redis, **options) as sync, sync.lock("x") as lease, asyncio.timeout(5):
-        assert lease.remaining() > 0
-        assert await sync.lock("x").try_acquire() is None
 
 
 async def test_a_tiny_timeout_withdraws_its_request(sync: Coordinator) -> None:

@@ -115,14 +115,6 @@ async def test_one_of_several_enters_and_the_mark_outlasts_the_lock(
     assert 80_000_000 < await redis.pttl(mark) < 86_410_000
 
 
-async def test_a_slot_is_done_for_the_time_that_was_asked_for(sync: Coordinator) -> None:
-    assert await enters(sync, keep=timedelta(seconds=5))
-    await asyncio.sleep(4)
-    assert not await enters(sync, keep=5)
-    await asyncio.sleep(2)
-    assert await enters(sync, keep=5)
-
-
 @of_slots
 async def test_it_is_kept_from_the_beginning_of_a_run_or_from_its_end(sync: Coordinator, on_crash: OnCrash) -> None:
     """From the end if a crashed run is repeated: a run may take longer than ``keep``."""
@@ -131,14 +123,6 @@ async def test_it_is_kept_from_the_beginning_of_a_run_or_from_its_end(sync: Coor
         await asyncio.sleep(8)
     await asyncio.sleep(4)
     assert await enters(sync, on_crash=on_crash, keep=10) is (on_crash == "skip")
-
-
-@of_slots
-async def test_a_run_that_raises_counts_as_crashed(sync: Coordinator, on_crash: OnCrash) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with once(sync, "job", slot=1, on_crash=on_crash):
-            raise ZeroDivisionError
-    assert await enters(sync, 1, on_crash=on_crash) is (on_crash == "again")
 
 
 async def test_a_run_that_crashed_is_repeated_unless_that_is_forbidden(sync: Coordinator) -> None:

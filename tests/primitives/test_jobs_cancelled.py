@@ -2,15 +2,14 @@
 
 A lease that changes hands is with exactly one process after that: the first one, the second one, or any that attaches
 it. A slot, or a request, has run or runs again by the rule that its caller chose, and never twice beyond that. Nothing
-stays locked or queued, and the next candidate of an election leads.
+stays locked or queued.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import pytest
 from redis.asyncio import Redis
@@ -19,7 +18,6 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncSemaphore,
     Coordinator,
-    LeaderElection,
     Lease,
     NotHeld,
     idempotent,
@@ -30,14 +28,10 @@ from redis_sync_aio.errors import RunInterrupted
 from redis_sync_aio.jobs import OnCrash
 
 from ..support.body import FAST
+from ..support.primitives import KINDS, Primitive, each
 from ..support.sweep import Outcome, sweep
 
-Primitive: TypeAlias = AsyncLock | AsyncSemaphore
 NAME = "c"
-MAKE: dict[str, Callable[[Coordinator], Primitive]] = {
-    "lock": lambda sync: AsyncLock(sync, NAME, ttl=600),
-    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=1, ttl=600),
-}
 twice = pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.ci)], ids=["once", "twice"])
 
 
@@ -49,20 +43,21 @@ class Hands:
     tokens: list[str] = field(default_factory=list)
 
 
-async def attached(lock: Primitive, token: str) -> Lease | None:
+async def attached(lock: AsyncLock | AsyncSemaphore, token: str) -> Lease | None:
     try:
-        return await lock.attach(token)
+        found: Lease = await lock.attach(token)
+        return found
     except NotHeld:
         return None
 
 
 @twice
-@pytest.mark.parametrize("kind", MAKE)
+@each(KINDS, "kind")
 async def test_a_lease_that_changes_hands_is_with_one(
-    sync: Coordinator, other: Coordinator, kind: str, twice: bool
+    sync: Coordinator, other: Coordinator, kind: Primitive, twice: bool
 ) -> None:
     """It is held where its task says, or by the one that attaches its token."""
-    first, second, hands = MAKE[kind](sync), MAKE[kind](other), Hands()
+    first, second, hands = kind.make(sync, NAME, ttl=600), kind.make(other, NAME, ttl=600), Hands()
 
     async def move() -> None:
         hands.leases.append(await first.acquire())
@@ -193,29 +188,3 @@ async def test_a_request_is_executed_by_the_rule(
         await redis.flushall()
 
     assert len((await sweep(run, check, twice=twice)).outcomes) > 9
-
-
-@twice
-async def test_the_next_candidate_leads(sync: Coordinator, other: Coordinator, redis: Redis, twice: bool) -> None:
-    """Wherever the leader, or the candidate, was cancelled while it took over, led, and resigned."""
-    election, rival = LeaderElection(sync, NAME, ttl=600), LeaderElection(other, NAME, ttl=600)
-    leading: list[int] = []
-
-    async def stand() -> None:
-        async with election.lead() as term:
-            leading.append(term.number)
-            await asyncio.sleep(0)
-            assert await election.resign()
-            leading.remove(term.number)
-
-    async def check(_: Outcome[None]) -> None:
-        last = max(leading, default=0)
-        leading.clear()
-        async with asyncio.timeout(60), rival.lead() as term:
-            assert term.number > last
-            found = await election.leader()
-            assert found is not None
-            assert found.term == term.number
-        await settled(redis, sync)
-
-    assert len((await sweep(stand, check, twice=twice)).outcomes) > 9

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, Coordinator, LeaderElection, wait_until
+from redis_sync_aio import AcquireTimeout, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import NameView, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Released, Requested, Withdrawn, observe_all
@@ -19,14 +19,15 @@ from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST
+from ..support.primitives import PRIMITIVES, Primitive, each
 from ..support.proxy import ERROR, HOLD_REPLY, PASS
 from ..support.wired import READ, Wired, wired
-from .conftest import PRIMITIVES, Make, Primitive
+from .conftest import Make
 
 HERE = f"{socket.gethostname()[:32]}:{os.getpid()}"
 LABEL = "nightly import"
 ODD = ["ann@mail.example", "a:1:b", "x y\n|z", "a~", "größer"]
-everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+everything = each(PRIMITIVES)
 
 
 async def view(redis: Redis, name: str = "it") -> NameView:
@@ -56,7 +57,7 @@ async def test_the_label_of_a_coordinator_is_that_of_all_that_it_acquires(primit
     """Unless the call has another. An identity counts more than a label."""
     async with Coordinator(redis, label="billing") as sync:
         assert sync.label == "billing"
-        it = primitive.make([sync] * primitive.servers) if primitive.servers == 1 else sync.lock("it")
+        it = primitive.make(sync)
         for options, label in (({}, "billing"), ({"label": LABEL}, LABEL)):
             given: Any = options
             async with it.acquire(**given) as lease:
@@ -66,15 +67,6 @@ async def test_the_label_of_a_coordinator_is_that_of_all_that_it_acquires(primit
         (holder,) = (await view(redis, "that")).holders
         assert (lease.label, holder.label, holder.identity) == ("worker-7", "worker-7", "worker-7")
         await lease.release()
-
-
-async def test_a_candidate_without_a_label_has_that_of_its_coordinator(redis: Redis) -> None:
-    async with Coordinator(redis, label="billing") as sync:
-        election = LeaderElection(sync, "scheduler")
-        async with election.lead() as term:
-            leader = await election.leader()
-            assert leader is not None
-            assert (leader.label, term.label) == ("billing", "billing")
 
 
 @pytest.mark.parametrize("label", ODD)
@@ -166,14 +158,6 @@ async def test_an_acquire_timeout_names_the_holder(
             assert raised.value.held_by == holder
             assert str(raised.value).startswith(words.format(holder))
             await lease.release()
-
-
-async def test_an_acquire_timeout_names_identities_and_several_holders(sync: Coordinator, other: Coordinator) -> None:
-    for name in ("a", "b", "c"):
-        await sync.semaphore("x", 3).acquire(identity=name)
-    with pytest.raises(AcquireTimeout) as raised:
-        await other.semaphore("x", 3).acquire(timeout=1)
-    assert raised.value.held_by == "'a', 'b', 'c'"
 
 
 async def held_by(w: Wired, waiters: int) -> tuple[set[str], int]:

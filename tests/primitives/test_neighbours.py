@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,6 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
-    AsyncReadWriteLock,
-    AsyncRobustLock,
     AsyncSemaphore,
     Backoff,
     Coordinator,
@@ -30,6 +29,17 @@ from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.compat import calls
 from ..support.inside import POLLERS_TICKET, hub_of, now, permit_keys, tuned
+from ..support.primitives import (
+    LOCK,
+    ROBUST,
+    SEMAPHORE,
+    SHARED_LOCK,
+    WATCHED_LOCK,
+    WATCHED_SEMAPHORE,
+    WRITER,
+    Primitive,
+    each,
+)
 from ..support.views import tokens
 
 NAME = "neighbour"
@@ -38,17 +48,13 @@ SELDOM = Backoff(initial=60, cap=60, jitter=False)
 ways = pytest.mark.parametrize("push", ["auto", "never"])
 shared_or_not = pytest.mark.parametrize("share", [False, True])
 
-Make = Callable[..., Any]
-"""Makes it for a coordinator, of the name `NAME` or another."""
-EXCLUSIVE: Mapping[str, Make] = {
-    "lock": lambda sync, name=NAME: AsyncLock(sync, name, auto_renew=False),
-    "lock-watch": lambda sync, name=NAME: AsyncLock(sync, name, auto_renew=False, engine="watch"),
-    "lock-shared": lambda sync, name=NAME: AsyncLock(sync, name, share=True, max_hold=30),
-    "semaphore": lambda sync, name=NAME: AsyncSemaphore(sync, name, limit=1, auto_renew=False),
-    "semaphore-watch": lambda sync, name=NAME: AsyncSemaphore(sync, name, limit=1, auto_renew=False, engine="watch"),
-    "writer": lambda sync, name=NAME: AsyncReadWriteLock(sync, name, auto_renew=False).write(),
-    "robust": lambda sync, name=NAME: AsyncRobustLock(sync, name, auto_renew=False),
-}
+SHARED = replace(SHARED_LOCK, own={**SHARED_LOCK.own, "max_hold": 30})  # what is shared is always renewed
+LOCKS = {it.label: it for it in (LOCK, WATCHED_LOCK, SHARED)}
+EXCLUSIVE = (*LOCKS.values(), SEMAPHORE, WATCHED_SEMAPHORE, WRITER, ROBUST)
+
+
+def make(kind: Primitive, sync: Coordinator) -> Any:
+    return kind.make(sync, NAME, **({} if kind.share else {"auto_renew": False}))
 
 
 def compatible(client: Redis, **options: Any) -> Any:
@@ -60,43 +66,20 @@ async def waiting(lock: Any, waiters: int = 1) -> None:
     await wait_until(waits(lock, waiters), FAST, timeout=5)
 
 
-def looks_at(make: Make, sync: Coordinator) -> Any:
-    """Return what has statistics."""
-    made = make(sync)
-    return made if hasattr(made, "statistics") else AsyncReadWriteLock(sync, NAME)
-
-
 # -- the holder makes its lease shorter ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", EXCLUSIVE)
+@each(EXCLUSIVE, "kind")
 async def test_the_next_waiter_hears_that_a_lease_was_made_shorter(
-    kind: str, sync: Coordinator, make_client: MakeClient
+    kind: Primitive, sync: Coordinator, make_client: MakeClient
 ) -> None:
     """It has the lock when the shorter lease has ended."""
     async with tuned(make_client(), poll_cap=NEVER) as other:
-        holder = EXCLUSIVE["lock" if kind == "lock-shared" else kind]  # what is shared is always renewed
-        lease: Lease = await holder(sync).acquire()
-        waiter = asyncio.create_task(EXCLUSIVE[kind](other).acquire())
-        await waiting(looks_at(holder, sync))
+        holder = make(LOCK if kind.share else kind, sync)
+        lease: Lease = await holder.acquire()
+        waiter = asyncio.create_task(make(kind, other).acquire())
+        await waiting(holder)
         await lease.extend(1)
-        await (await asyncio.wait_for(waiter, 3)).release()
-
-
-@pytest.mark.parametrize("shorten", ["extend", "reacquire"])
-async def test_a_stock_like_lock_that_is_made_shorter_wakes_its_waiters(
-    redis: Redis, make_client: MakeClient, shorten: str
-) -> None:
-    holder = compatible(redis)
-    await holder.acquire()
-    async with tuned(make_client(), poll_cap=NEVER) as other:
-        waiter = asyncio.create_task(AsyncLock(other, NAME).acquire())
-        await waiting(AsyncLock(other, NAME))
-        if shorten == "reacquire":
-            holder.timeout = 1
-            await holder.reacquire()
-        else:
-            await holder.extend(1, replace_ttl=True)
         await (await asyncio.wait_for(waiter, 3)).release()
 
 
@@ -117,9 +100,7 @@ DEEDS: Mapping[str, Callable[[Any, str], Awaitable[object]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "most"), [("compat", 1.3), ("lock", 3), ("lock-watch", 3), ("lock-shared", 3)], ids=str
-)
+@pytest.mark.parametrize(("kind", "most"), [("compat", 1.3), *((label, 3) for label in LOCKS)], ids=str)
 @pytest.mark.parametrize("deed", DEEDS)
 async def test_a_deed_of_other_clients_is_noticed_in_time(
     redis: Redis, make_client: MakeClient, kind: str, most: float, deed: str
@@ -127,23 +108,11 @@ async def test_a_deed_of_other_clients_is_noticed_in_time(
     """Waiters of `compat.Lock` notice it within a second, others within three."""
     async with Coordinator(make_client()) as sync, Coordinator(make_client()) as other:
         await AsyncLock(other, NAME, auto_renew=False).acquire(timeout=5)
-        made = compatible(redis) if kind == "compat" else EXCLUSIVE[kind](sync)
+        made = compatible(redis) if kind == "compat" else make(LOCKS[kind], sync)
         waiter = asyncio.ensure_future(made.acquire())
         await waiting(AsyncLock(other, NAME))
         await DEEDS[deed](redis, NAME)
         assert await asyncio.wait_for(waiter, most)
-
-
-@pytest.mark.parametrize("engine", ["lua", "watch"])
-async def test_permits_that_other_clients_delete_are_noticed_in_time(
-    redis: Redis, other: Coordinator, make_client: MakeClient, engine: Engine
-) -> None:
-    async with Coordinator(make_client()) as sync:
-        await AsyncSemaphore(other, NAME, limit=1, auto_renew=False).acquire()
-        waiter = asyncio.create_task(AsyncSemaphore(sync, NAME, limit=1, engine=engine).acquire())
-        await waiting(AsyncSemaphore(other, NAME, limit=1))
-        await redis.delete(*permit_keys(NAME.encode(), "sem").all[:2])
-        assert await asyncio.wait_for(waiter, 3)
 
 
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
@@ -169,11 +138,12 @@ async def test_waiting_costs_a_command_a_second_at_most(
     redis: Redis, other: Coordinator, make_client: MakeClient, kind: str, most: int
 ) -> None:
     """For all tasks of a process that wait for a name: of `compat.Lock` one a second, of others one in 2.5 seconds."""
-    holder = EXCLUSIVE["semaphore" if kind == "semaphore" else "lock"](other)
+    one = SEMAPHORE if kind == "semaphore" else LOCK
+    holder = make(one, other)
     await holder.acquire(ttl=600)
     client = make_client()
     async with Coordinator(client) as sync:
-        made = [compatible(client) if kind == "compat" else EXCLUSIVE[kind](sync) for _ in range(20)]
+        made = [compatible(client) if kind == "compat" else make(one, sync) for _ in range(20)]
         waiters = [asyncio.ensure_future(it.acquire()) for it in made]
         await waiting(holder, 20)
         before = await calls(redis, "evalsha")
@@ -187,13 +157,13 @@ async def test_waiting_costs_a_command_a_second_at_most(
 # -- everything is lost --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", EXCLUSIVE.values(), ids=EXCLUSIVE)
+@each(EXCLUSIVE, "kind")
 async def test_waiters_wake_when_the_holder_beside_them_learns_of_its_loss(
-    make: Make, redis: Redis, make_client: MakeClient
+    kind: Primitive, redis: Redis, make_client: MakeClient
 ) -> None:
     """After FLUSHALL the holder learns of its loss by its renewal; all who wait in its process have their turn then."""
     async with tuned(make_client(), poll_cap=NEVER) as sync:
-        lock = make(sync)
+        lock = make(kind, sync)
         lease: Lease = await lock.acquire(ttl=3)
 
         async def use() -> None:
@@ -202,7 +172,7 @@ async def test_waiters_wake_when_the_holder_beside_them_learns_of_its_loss(
             await taken.release()
 
         waiters = [asyncio.create_task(use()) for _ in range(5)]
-        await waiting(looks_at(make, sync), 5)
+        await waiting(lock, 5)
         await redis.flushall()
         with pytest.raises(LeaseLost):
             await lease.extend(3)

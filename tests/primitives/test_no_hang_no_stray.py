@@ -12,7 +12,6 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    AcquireTimeout,
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -96,24 +95,6 @@ async def test_p6_a_lease_that_is_over_before_it_is_heard_of(
         assert await asyncio.wait_for(ask(near), 5) is not None
 
 
-# -- several locks -------------------------------------------------------------------------------------------
-
-
-async def test_a_multi_lock_names_the_lock_that_is_held(redis: Redis, make_client: MakeClient) -> None:
-    """Also when its holder has no end, and those before it are free."""
-    others = make_client()
-    held = await AsyncLock(others, "{t}:b", ttl=None).acquire()
-    lock = AsyncMultiLock(redis, ["{t}:a", "{t}:b", "{t}:c"])
-    for timeout, words in ((0, r"others hold '\{t\}:b'"), (1, r"'\{t\}:b' is held by ")):
-        with pytest.raises(AcquireTimeout, match=words) as raised:
-            await lock.acquire(timeout=timeout)
-        assert raised.value.name == "{t}:b"
-    assert await lock.try_acquire() is None
-    await held.release()
-    await (await lock.acquire(timeout=5)).release()
-    await others.aclose()
-
-
 # -- records -------------------------------------------------------------------------------------------------
 
 
@@ -157,9 +138,6 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
         await after.compensate(steps)
         assert refunded == [7]
         await after.release()
-
-
-# -- names of arguments --------------------------------------------------------------------------------------
 
 
 # -- P7 ------------------------------------------------------------------------------------------------------

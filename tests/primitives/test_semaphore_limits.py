@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Backoff, Coordinator, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Backoff, Coordinator, wait_until
 from redis_sync_aio.errors import LimitMismatch
 
-from ..support.body import waits
 from ..support.inside import tuned
 
 NAME = "limited"
@@ -124,30 +123,6 @@ async def test_a_limit_that_resize_has_set_stays_until_the_next_resize(
     await semaphore(sync, None, {}).resize(4)
     async with semaphore(sync, 4, way).acquire(weight=4):
         pass
-
-
-@pytest.mark.parametrize("order", ["resize first", "waiter first"])
-async def test_a_paused_semaphore_grants_its_waiters_when_the_limit_is_raised(
-    sync: Coordinator, other: Coordinator, way: dict[str, Any], order: str
-) -> None:
-    """All of them, whether they came before the pause or during it; a release in between grants nothing."""
-    old, admin = semaphore(sync, 2, way), semaphore(other, None, {})
-    holder = await old.acquire(weight=2)
-    waiting: list[asyncio.Task[Lease]] = []
-    if order == "resize first":
-        await admin.resize(0)
-        old = semaphore(sync, None, way)
-    for number in (1, 2):
-        waiting.append(asyncio.create_task(old.acquire()))
-        await wait_until(waits(old, number), FAST, timeout=5)
-    if order == "waiter first":
-        await admin.resize(0)
-    await holder.release()
-    found = await old.statistics()
-    assert (found.limit, found.held, found.waiting) == (0, 0, 2)
-    await admin.resize(2)
-    for lease in await asyncio.wait_for(asyncio.gather(*waiting), 5):
-        await lease.release()
 
 
 async def test_set_pauses_for_all_and_limit_0_gives_way_when_nobody_holds_or_waits(

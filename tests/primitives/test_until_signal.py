@@ -258,16 +258,6 @@ async def test_a_handler_of_others_gets_the_signal_after_the_drain(sync: Coordin
     await assert_undisturbed()
 
 
-async def test_a_second_signal_goes_to_the_handler_of_others_immediately(sync: Coordinator) -> None:
-    came: list[int] = []
-
-    with handled(signal.SIGTERM, lambda number, _: came.append(number)):
-        async with sync.until_signal(), sync.lock(JOB):
-            send()
-            send()
-            assert came == [signal.SIGTERM]
-
-
 async def test_a_server_that_handles_signals_in_the_body_passes_them_on(sync: Coordinator) -> None:
     """As uvicorn does: it ends in order, restores the handlers, and raises the signal that it was sent."""
     stop = asyncio.Event()

@@ -22,9 +22,10 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, lost_in, waits
-from .conftest import ALONE, Make, Primitive
+from ..support.primitives import LOCKS, Primitive, each
+from .conftest import Make
 
-exclusive = pytest.mark.parametrize("primitive", [one for one in ALONE if not one.reenters], ids=str)
+exclusive = each(one for one in LOCKS if not one.reenters)
 
 
 @exclusive
@@ -43,17 +44,6 @@ async def test_acquiring_what_the_own_body_holds_is_refused(
         lease.check()
     async with asyncio.timeout(5), make():
         pass
-
-
-@exclusive
-async def test_it_waits_for_a_lease_that_another_task_may_release(primitive: Primitive, make: Make) -> None:
-    """Without a body that has to end first, nobody knows that the wait is endless."""
-    lease = await make().acquire()
-    releasing = asyncio.create_task(lease.release())
-    async with asyncio.timeout(5):
-        again = await make().acquire()
-    await releasing
-    await again.release()
 
 
 async def release_when_it_waits(lock: AsyncLock, lease: Lease) -> None:
@@ -129,13 +119,6 @@ async def test_another_object_of_the_name_is_refused_whatever_it_is_made_of(
             pass
 
 
-async def test_the_owner_of_a_reentrant_lock_is_refused_as_another_owner(sync: Coordinator) -> None:
-    reentrant = AsyncReentrantLock(sync, "it")
-    async with asyncio.timeout(5), reentrant:
-        with pytest.raises(WouldDeadlock):
-            await reentrant.acquire(identity="another one")
-
-
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_both_sides_of_a_read_write_lock(
@@ -156,14 +139,3 @@ async def test_both_sides_of_a_read_write_lock(
                     await side.acquire()
         async with there.write():
             pass
-
-
-async def test_behind_another_waiter(sync: Coordinator, other: Coordinator) -> None:
-    """The task waits for itself, although it is not the next one."""
-    async with asyncio.timeout(30):
-        async with sync.lock("it"):
-            before = asyncio.create_task(other.lock("it").acquire())
-            await wait_until(waits(sync.lock("it")), FAST, timeout=20)
-            with pytest.raises(WouldDeadlock):
-                await other.lock("it").acquire()
-        await (await before).release()

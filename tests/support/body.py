@@ -10,8 +10,8 @@ from typing import TypeVar
 from redis_sync_aio import AsyncReadWriteLock, Backoff, LeaseLost
 from redis_sync_aio.types import BaseLease
 
-from .factories import Exclusive
 from .inside import behind_tickets
+from .primitives import Exclusive
 
 L = TypeVar("L", bound=BaseLease)
 

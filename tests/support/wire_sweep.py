@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import BaseLease
 
-from .factories import LOCK, Kind, SemaphoreKind
+from .primitives import LOCK, SEMAPHORE, Primitive
 from .proxy import (
     CUT_AFTER,
     CUT_AFTER_REPLY,
@@ -34,7 +34,7 @@ from .wired import ACQUIRE, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, W
 
 C = TypeVar("C")
 LIMIT = 5
-SEVERAL = SemaphoreKind("semaphore(5)", "permits/", "expired", limit=LIMIT)
+SEVERAL = replace(SEMAPHORE, label="semaphore(5)", own={"limit": LIMIT})
 WIRE: dict[str, Action] = {
     "cut before": CUT_BEFORE,
     "cut after": CUT_AFTER,
@@ -159,7 +159,7 @@ class Case:
     action: Action
     skip: int = 0
     push: bool = False
-    kind: Kind = LOCK
+    kind: Primitive = LOCK
     acted: int = 0
 
     def __str__(self) -> str:

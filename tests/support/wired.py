@@ -20,8 +20,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing._resp import Predicate
 from redis_sync_aio.types import BaseLease
 
-from .factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
 from .inside import load, now, tuned
+from .primitives import KINDS, LOCK, PARTS, Exclusive, Part, Primitive, holder
 from .proxy import (
     FaultProxy,
     script,
@@ -91,14 +91,16 @@ class Wired:
     direct: Redis
     other: Coordinator
     name: str = "wire"
-    kind: Kind = LOCK
+    kind: Primitive = LOCK
 
     def lock(self, **options: Any) -> Exclusive:
-        return self.kind.make(self.sync, self.name, **options)
+        made: Exclusive = self.kind.make(self.sync, self.name, **options)
+        return made
 
     def elsewhere(self, **options: Any) -> Exclusive:
         """The same lock, as others see it who are not behind the proxy."""
-        return self.kind.make(self.other, self.name, **options)
+        made: Exclusive = self.kind.make(self.other, self.name, **options)
+        return made
 
     async def queued(self, number: int = 1, *, waiting: asyncio.Task[BaseLease] | None = None) -> None:
         """Wait until so many are in the queue, or until ``waiting`` fails instead."""
@@ -133,7 +135,7 @@ async def wired(
     mode: str = "link",
     *,
     name: str = "wire",
-    kind: Kind = LOCK,
+    kind: Primitive = LOCK,
     client: dict[str, Any] | None = None,
     tls: ssl.SSLContext | None = None,
     **options: Any,

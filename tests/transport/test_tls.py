@@ -16,8 +16,8 @@ from redis_sync_aio import AsyncSemaphore, Coordinator, LeaseLost, Unreachable, 
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import Transaction
 
-from ..support.factories import Exclusive
 from ..support.inside import hub_of, now
+from ..support.primitives import Exclusive
 from ..support.proxy import DELAY_REPLY, SWALLOW_REPLY, FaultProxy
 from ..support.tls import Tls, encrypted, make_tls
 from ..support.wire_sweep import (
