@@ -84,8 +84,9 @@ class Arena:
 
     async def hold(self) -> None:
         """Let a rival hold the lock, and release it as soon as somebody waits; one of the process, if that shares."""
-        self.holder = await (self.lock if self.kind.share else self.rival).acquire(timeout=5)
-        self.helpers.append(asyncio.create_task(self._let_go(self.holder)))
+        holder: BaseLease = await (self.lock if self.kind.share else self.rival).acquire(timeout=5)
+        self.holder = holder
+        self.helpers.append(asyncio.create_task(self._let_go(holder)))
 
     async def _let_go(self, holder: BaseLease) -> None:
         await wait_until(self._is_awaited, FAST, timeout=5)

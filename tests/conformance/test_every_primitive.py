@@ -182,7 +182,7 @@ async def test_it_is_left_in_another_task(sync: Coordinator, primitive: Primitiv
 async def test_p12_the_end_of_its_coordinator(
     make_client: MakeClient, other: Coordinator, primitive: Primitive
 ) -> None:
-    """Who holds it loses it, who waits is told, and a process that waits has it."""
+    """Who holds it loses it, a waiter is told, and a process that waits has it."""
     async with Coordinator(make_client()) as sync:
         lock = primitive.make(sync)
         held: asyncio.Future[object] = asyncio.get_running_loop().create_future()

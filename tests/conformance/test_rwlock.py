@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -22,13 +23,14 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.types import BaseLease
+from redis_sync_aio.types import BaseLease, WriteLease
 
-from ..support.body import FAST
+from ..support.body import FAST, waits
 from ..support.inside import FENCE_RANGE, behind_tickets, load, permit_keys
-from ..support.proxy import SWALLOW_REQUEST, FaultProxy, anything, script
+from ..support.proxy import CUT_AFTER, SWALLOW_REQUEST, FaultProxy, anything, script
 from ..support.sweep import Outcome, sweep
 from ..support.views import readers_of, writer_of
+from ..support.wired import wired
 
 NAME = "config"
 
@@ -50,6 +52,13 @@ async def other(redis: Redis, share: bool) -> AsyncIterator[AsyncReadWriteLock]:
     """The same lock, on a connection of somebody else."""
     async with Coordinator(redis) as coordinator:
         yield AsyncReadWriteLock(coordinator, NAME, share=share)
+
+
+@pytest_asyncio.fixture
+async def unshared(redis: Redis) -> AsyncIterator[AsyncReadWriteLock]:
+    """The same lock in a process that shares nothing."""
+    async with Coordinator(redis) as coordinator:
+        yield AsyncReadWriteLock(coordinator, NAME)
 
 
 async def waiting_for(rw: AsyncReadWriteLock) -> int:
@@ -386,3 +395,105 @@ async def test_p5_sweep(rw: AsyncReadWriteLock, operation: Operation) -> None:
 
     for twice in (False, True):
         await sweep(lambda: operation(rw), check, twice=twice)
+
+
+# -- a writer learns the fence of the one before it (P8): whether what it read is still true -------------------
+
+
+async def read(rw: AsyncReadWriteLock) -> int:
+    async with rw.read() as reader:
+        return reader.fence
+
+
+async def write(rw: AsyncReadWriteLock) -> WriteLease:
+    async with rw.write() as writer:
+        return writer
+
+
+@pytest.mark.parametrize("written_before", [False, True])
+async def test_nobody_wrote_between_the_read_and_the_write(
+    rw: AsyncReadWriteLock, unshared: AsyncReadWriteLock, written_before: bool
+) -> None:
+    """Also where the reader was the first to use the name, and others read meanwhile, here and elsewhere."""
+    if written_before:
+        await write(unshared)
+    fence = await read(rw)
+    assert await read(rw) == await read(unshared) == fence
+    assert (await write(rw)).previous_fence == fence
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["elsewhere", "in this process"])
+async def test_another_wrote_between_the_read_and_the_write(
+    rw: AsyncReadWriteLock, unshared: AsyncReadWriteLock, here: bool
+) -> None:
+    """And what is read after it has its fence."""
+    fence = await read(rw)
+    between = await write(rw if here else unshared)
+    writer = await write(rw)
+    assert writer.previous_fence is not None
+    assert writer.previous_fence >= between.fence > fence
+    assert await read(rw) >= writer.fence
+
+
+async def test_another_wrote_while_this_one_waited(rw: AsyncReadWriteLock, unshared: AsyncReadWriteLock) -> None:
+    """The grant is pushed, by a writer or by a reader, and says it, too."""
+    fence = await read(rw)
+    for side in (unshared.write(), unshared.read()):
+        between = await side.acquire()
+        waiting = asyncio.create_task(rw.write().acquire())
+        await wait_until(waits(unshared), FAST, timeout=30)
+        await between.release()
+        writer = await asyncio.wait_for(waiting, 30)
+        assert writer.previous_fence == between.fence > fence
+        await writer.release()
+        fence = writer.previous_fence or 0
+
+
+async def test_tasks_that_share_know_each_others_fences(rw: AsyncReadWriteLock, share: bool) -> None:
+    """Each writer has the fence of the one before it as its previous one, across many ranges of fences."""
+    fences: list[tuple[int | None, int]] = []
+
+    async def change() -> None:
+        for _ in range(40):
+            async with rw.write() as writer:
+                fences.append((writer.previous_fence, writer.fence))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(change())
+    for (_, earlier), (previous, fence) in itertools.pairwise(fences):
+        assert previous is not None
+        assert earlier <= previous < fence
+        assert share or previous == earlier
+
+
+async def test_a_downgraded_writer_that_wrote_again_alone(sync: Coordinator) -> None:
+    rw = AsyncReadWriteLock(sync, NAME)
+    lease = await rw.write().acquire()
+    await rw.downgrade(lease)
+    await lease.release()
+    assert (await write(rw)).previous_fence == lease.fence
+
+
+async def test_an_identity_that_joins_knows_it_too(sync: Coordinator, unshared: AsyncReadWriteLock) -> None:
+    fence = (await write(unshared)).fence
+    first = await AsyncReadWriteLock(sync, NAME).write().acquire(identity="me")
+    again = await unshared.write().acquire(identity="me")
+    assert first.previous_fence == again.previous_fence == fence
+    await again.release()
+
+
+async def test_a_server_that_lost_its_keys_knows_of_no_writer(rw: AsyncReadWriteLock, redis: Redis) -> None:
+    for _ in range(2):
+        assert (await write(rw)).previous_fence is None
+        await redis.flushall()
+
+
+async def test_p3_a_repeated_request_is_answered_with_the_same_fences(server: EmbeddedServer) -> None:
+    async with wired(server) as w:
+        rw = AsyncReadWriteLock(w.sync, NAME)
+        before = await write(AsyncReadWriteLock(w.other, NAME))
+        lost = w.proxy.on(script(load("permits/acquire").sha), CUT_AFTER, times=1)
+        async with rw.write() as writer:
+            assert lost.fired.is_set()
+            assert writer.previous_fence == before.fence < writer.fence

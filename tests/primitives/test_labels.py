@@ -19,7 +19,7 @@ from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.primitives import PRIMITIVES, Primitive, each
+from ..support.primitives import PRIMITIVES, Primitive, each, on_one_server
 from ..support.proxy import ERROR, HOLD_REPLY, PASS
 from ..support.wired import READ, Wired, wired
 from .conftest import Make
@@ -52,7 +52,7 @@ async def test_others_see_the_label_of_the_holder(
             assert unnamed.label == HERE == sync.label
 
 
-@everything
+@each(on_one_server(PRIMITIVES))
 async def test_the_label_of_a_coordinator_is_that_of_all_that_it_acquires(primitive: Primitive, redis: Redis) -> None:
     """Unless the call has another. An identity counts more than a label."""
     async with Coordinator(redis, label="billing") as sync:
