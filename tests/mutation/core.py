@@ -200,5 +200,7 @@ MUTANTS: Mapping[str, Mutant] = {
         by="test_a_loss_in_the_clean_up_of_a_cancelled_body",
     ),
     # P12 the end
-    "aclose() releases nothing": Mutant(GrantManager, "take_away", "self.release(lease)", by="test_close_hands_over"),
+    "aclose() releases nothing": Mutant(
+        GrantManager, "take_away", "self.release(lease)", by="test_p12_the_end_of_its_coordinator"
+    ),
 }
