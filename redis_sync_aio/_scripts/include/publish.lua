@@ -15,7 +15,7 @@ end
 local function publish(inbox, message, counts)
   local sharded = string.sub(inbox, -5, -5) == 'SHARD_MARK'
   local heard = sharded and redis.pcall('SPUBLISH', inbox, message)
-  if type(heard) == 'number' and heard > 0 then return heard end
+  if heard and type(heard) == 'number' and heard > 0 then return heard end
   if counts and (heard == 0 or listening(inbox) == 0) then
     redis.pcall('PUBLISH', inbox, string.match(message, '^%d+') .. ' ASK_AGAIN 0 0')
     return 0
