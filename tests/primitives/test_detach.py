@@ -1,7 +1,4 @@
-"""Leases that change hands: detached by one process, attached by another, and never held by two.
-
-That a task may be cancelled at any point of that is in test_jobs_cancelled.py.
-"""
+"""Leases that change hands: detached by one process, attached by another, and never held by two."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import pytest
@@ -26,10 +24,12 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, waits
+from ..support.primitives import KINDS, Primitive, each
 from ..support.processes import Crew
+from ..support.sweep import Outcome, sweep
 
-Primitive: TypeAlias = AsyncLock | AsyncSemaphore
-Make: TypeAlias = Callable[[Coordinator], Primitive]
+Movable: TypeAlias = AsyncLock | AsyncSemaphore
+Make: TypeAlias = Callable[[Coordinator], Movable]
 WAYS: dict[str, Make] = {
     "lock": lambda sync: AsyncLock(sync, "d", ttl=60),
     "semaphore": lambda sync: AsyncSemaphore(sync, "d", limit=2, ttl=60),
@@ -247,3 +247,72 @@ async def test_tokens_of_others_are_refused(sync: Coordinator) -> None:
         with pytest.raises(ValueError, match=r"attach\(\) needs scripts: engine must be"):
             await watched.attach("any")
     await (await sync.lock("d").attach(token)).release()
+
+
+# -- P5: the task is cancelled at every suspension point, once and twice: one process has the lease after that ----
+
+twice = pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.ci)], ids=["once", "twice"])
+
+
+@dataclass
+class Hands:
+    """The lease of one run, as far as it has come."""
+
+    leases: list[Lease] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+
+
+async def attached(lock: AsyncLock | AsyncSemaphore, token: str) -> Lease | None:
+    try:
+        found: Lease = await lock.attach(token)
+        return found
+    except NotHeld:
+        return None
+
+
+@twice
+@each(KINDS, "kind")
+async def test_a_lease_that_changes_hands_is_with_one(
+    sync: Coordinator, other: Coordinator, kind: Primitive, twice: bool
+) -> None:
+    """It is held where its task says, or by the one that attaches its token."""
+    first, second, hands = kind.make(sync, "c", ttl=600), kind.make(other, "c", ttl=600), Hands()
+
+    async def move() -> None:
+        hands.leases.append(await first.acquire())
+        hands.tokens.append(await hands.leases[0].detach())
+        hands.leases.append(await second.attach(hands.tokens[0]))
+
+    async def check(outcome: Outcome[None]) -> None:
+        leases, tokens = hands.leases.copy(), hands.tokens.copy()
+        hands.leases.clear()
+        hands.tokens.clear()
+        if tokens and len(leases) == 1:  # on its way: the undoing may be, too
+            found: list[Lease] = []
+
+            async def came() -> bool:
+                both = await asyncio.gather(attached(first, tokens[0]), attached(second, tokens[0]))
+                found.extend(lease for lease in both if lease is not None)
+                return bool(found)
+
+            await wait_until(came, FAST, timeout=60)
+            leases += found
+        if tokens:
+            assert len(leases) == 2
+            assert leases[0].fence == leases[1].fence
+            assert await attached(first, tokens[0]) is None
+        if leases:
+            leases[-1].check()
+            assert (await second.statistics()).fence == leases[-1].fence
+            await leases[-1].release()
+
+        async def free() -> bool:
+            lease = await second.try_acquire()
+            if lease is not None:
+                await lease.release()
+            return lease is not None
+
+        await wait_until(free, FAST, timeout=60)
+
+    result = await sweep(move, check, twice=twice)
+    assert len(result.outcomes) > 9

@@ -1,22 +1,33 @@
-"""A call that does not run its job says why: the slot is done, is running, or an earlier run has failed."""
+"""A call that does not run its job says why: the slot is done, is running, or an earlier run has failed.
+
+Wherever a task is cancelled (P5), its job has run or runs again by the rule of the caller, and nothing stays locked.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, idempotent, once, once_per
-from redis_sync_aio.errors import WrongKeyType
+from redis_sync_aio import (
+    Coordinator,
+    idempotent,
+    once,
+    once_per,
+    wait_until,
+)
+from redis_sync_aio.errors import RunInterrupted, WrongKeyType
 from redis_sync_aio.inspection import MarkView, escape, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Skipped, observe_all
 from redis_sync_aio.jobs import OnCrash
 
-from ..support.body import for_ever
+from ..support.body import FAST, for_ever
+from ..support.sweep import Outcome, sweep
 
 of_slots = pytest.mark.parametrize("on_crash", ["skip", "again"])
 
@@ -218,3 +229,100 @@ async def test_a_mark_of_another_kind_of_job_is_named(sync: Coordinator) -> None
         with pytest.raises(WrongKeyType, match="once"):
             async with once(sync, f"request:{rule}", on_crash=rule):
                 raise AssertionError("it runs")
+
+
+# -- cancelled at every suspension point, once and twice ----------------------------------------------------
+
+NAME = "c"
+twice = pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.ci)], ids=["once", "twice"])
+
+
+@dataclass
+class Runs:
+    """How often the work has begun, and how often it has come to its end."""
+
+    begun: int = 0
+    ended: int = 0
+
+    async def work(self) -> int:
+        self.begun += 1
+        await asyncio.sleep(0)
+        self.ended += 1
+        return self.ended
+
+
+async def settled(redis: Redis, sync: Coordinator) -> None:
+    """Wait until the lock is free, and nothing is queued."""
+    for _ in range(2):  # behind what was in flight, and behind what undoes that
+        await sync.lock(NAME).locked()
+
+    async def free() -> bool:
+        return not await redis.exists(NAME, f"{{{NAME}}}:queue", f"{{{NAME}}}:polls")
+
+    await wait_until(free, FAST, timeout=60)
+
+
+@twice
+@pytest.mark.parametrize("on_crash", ["skip", "again"])
+async def test_a_slot_runs_by_the_rule(
+    sync: Coordinator, other: Coordinator, redis: Redis, on_crash: OnCrash, twice: bool
+) -> None:
+    """ "skip": at most once. "again": until it has come to its end. Nobody else has it after that."""
+    runs = Runs()
+
+    async def run(by: Coordinator = sync) -> None:
+        async with once(by, NAME, on_crash=on_crash) as lease:
+            if lease is not None:
+                await runs.work()
+
+    async def check(outcome: Outcome[None]) -> None:
+        await settled(redis, sync)
+        before = Runs(runs.begun, runs.ended)
+        await run(other)
+        if on_crash == "skip":
+            assert runs.begun <= 1
+        else:
+            assert runs.ended == 1 or before.ended == 1
+        if not outcome.cancelled:
+            assert (runs.begun, runs.ended) == (1, 1)
+        begun = runs.begun
+        await run(other)
+        assert runs.begun == begun, "it is not done after all"
+        runs.begun = runs.ended = 0
+        await redis.flushall()
+
+    assert len((await sweep(run, check, twice=twice)).outcomes) > 9
+
+
+@twice
+@pytest.mark.parametrize("on_crash", ["again", "raise"])
+async def test_a_request_is_executed_by_the_rule(
+    sync: Coordinator, other: Coordinator, redis: Redis, on_crash: Literal["again", "raise"], twice: bool
+) -> None:
+    """What its first caller did not hear of is found by the next one: a result, that it was interrupted, or nothing."""
+    runs = Runs()
+
+    async def run(by: Coordinator = sync) -> int | None:
+        try:
+            return await idempotent(by, NAME, on_crash=on_crash)(runs.work)()
+        except RunInterrupted:
+            return None
+
+    async def check(outcome: Outcome[int | None]) -> None:
+        await settled(redis, sync)
+        before = runs.ended
+        result = await run(other)
+        if on_crash == "raise":
+            assert runs.begun <= 1
+        else:
+            assert result in (before, before + 1)
+            assert result == runs.ended
+        if not outcome.cancelled:
+            assert (result, outcome.value, runs.begun) == (1, 1, 1)
+        begun = runs.begun
+        assert await run(other) == result
+        assert runs.begun == begun
+        runs.begun = runs.ended = 0
+        await redis.flushall()
+
+    assert len((await sweep(run, check, twice=twice)).outcomes) > 9

@@ -20,7 +20,6 @@ from redis_sync_aio._engine import watch_lock
 from redis_sync_aio._engine.lock_rules import LockDecision
 from redis_sync_aio._scripts.constants import FOREVER
 
-from ..support.attach_rules import attach_lock
 from ..support.executions import by_script, by_watch
 from ..support.histories import (
     INBOXES,
@@ -51,6 +50,7 @@ from ..support.inside import (
     lock_keys,
     ticket_member,
 )
+from .attach_rules import attach_lock
 
 KEYS = lock_keys(b"h")
 OTHER = lock_keys(b"{h}:other")

@@ -22,9 +22,7 @@ from redis_sync_aio._engine import watch_permits
 from redis_sync_aio._engine.permit_rules import PermitDecision
 from redis_sync_aio._scripts.constants import Outcome
 
-from ..support import barrier_rules as barriers
 from ..support import gate_rules as gates
-from ..support.attach_rules import attach, downgrade
 from ..support.executions import by_watch, clocked
 from ..support.histories import (
     INBOXES,
@@ -59,6 +57,8 @@ from ..support.inside import (
     ticket_member,
 )
 from ..support.script_mutants import Mutant
+from . import barrier_rules as barriers
+from .attach_rules import attach, downgrade
 
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
