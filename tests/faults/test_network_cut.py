@@ -122,6 +122,7 @@ async def cut_redlock(network: Network) -> None:
         fences = []
         async with lock as lease:
             fences.append(lease.fence)
+            await wait_until(lambda: lease.held_on == 3, FAST, timeout=30)
             network.cut(servers[0])
             await wait_until(lambda: lease.held_on == 2, FAST, timeout=30)
             lease.check()
