@@ -27,6 +27,7 @@ from redis_sync_aio.contrib import _series, otel
 from redis_sync_aio.contrib.otel_instrumentor import RedisSyncAioInstrumentor
 from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, Granted, RenewedLate, Requested
 from tests.support.body import FAST, waits
+from tests.support.inside import clock
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
 
@@ -146,6 +147,26 @@ async def test_a_wait_and_a_hold_are_spans_below_the_callers(
         for attributes, _ in exported.points(name):
             assert "orders:42" not in attributes.values()
             assert not {"lock.name", "lock.fence"} & set(attributes)
+
+
+@pytest.mark.parametrize("timeout", [None, 20], ids=["granted", "timeout"])
+async def test_the_span_of_a_wait_begins_when_the_lock_was_asked_for(
+    observed: Coordinator, other: Coordinator, exported: Exported, timeout: float | None
+) -> None:
+    """Ends of spans are of the time of day, here: only their beginnings are in virtual time."""
+    held = await other.lock("orders:42").acquire()
+    asked = clock.wall_ns()
+    waiting = asyncio.create_task(observed.lock("orders:42").acquire(timeout=timeout))
+    await asyncio.sleep(25)
+    await held.release()
+    if timeout is None:
+        await (await waiting).release()
+    else:
+        with pytest.raises(AcquireTimeout):
+            await waiting
+    began = exported.spans["acquire orders:*"].start_time
+    assert began is not None
+    assert (began - asked) / 1e9 == pytest.approx(0, abs=1)
 
 
 async def test_a_timeout_is_an_outcome_with_the_type_of_its_error(

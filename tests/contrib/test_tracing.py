@@ -18,9 +18,9 @@ from redis.asyncio import Redis
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wait_until
 from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, RenewedLate, Stalled
 from redis_sync_aio.tracing import Trace, merged, tracing
-from redis_sync_aio.tracing._files import read
+from redis_sync_aio.tracing._files import read, trace_events
 from redis_sync_aio.tracing._recorder import Recorder
-from redis_sync_aio.tracing._timeline import Turn, lanes
+from redis_sync_aio.tracing._timeline import Mark, Timeline, Turn, lanes
 from tests.support.body import FAST, waits
 from tests.support.inside import now
 
@@ -231,6 +231,24 @@ async def test_traces_of_several_processes_make_one_page_and_those_of_machines_a
     (tmp_path / "2.json").write_text(json.dumps(saved))
     with pytest.raises(ValueError, match="another version of redis_sync_aio"):
         merged(tmp_path / "2.json")
+
+
+def test_times_of_another_machine_are_in_the_clock_of_the_first_file(tmp_path: Path) -> None:
+    """Of what has ended, and of a lease that was still held when its own trace ended."""
+    first = Timeline(100, 130, [Turn("x", "web 1", 101, 102, 103, "released")])
+    second = Timeline(
+        500, 510, [Turn("x", "web 2", 501, 502), Turn("x", "web 2", 503)], [Mark(504, "web 2", "", "", 505)]
+    )
+    for name, timeline, wall in (("1", first, 1000), ("2", second, 605)):  # the second clock is 395 seconds ahead
+        (tmp_path / name).write_text(json.dumps(trace_events(timeline, f"machine {name}", wall)))
+    both = read([tmp_path / "1", tmp_path / "2"])
+    assert [(turn.asked, turn.granted, turn.ended) for turn in both.turns] == [
+        (101, 102, 103),
+        (106, 107, 115),
+        (108, None, 115),
+    ]
+    assert [(mark.time, mark.until) for mark in both.marks] == [(109, 110)]
+    assert (both.started, both.ended) == (100, 130)
 
 
 async def test_outages_and_stalls_are_drawn(sync: Coordinator, tmp_path: Path) -> None:

@@ -168,8 +168,12 @@ async def test_it_is_told_as_what_it_is(place: Place, push: Push, caplog: pytest
         assert isinstance(sync.connection_error, KeyError)
         with pytest.raises(Unreachable, match="KeyError"):
             await AsyncLock(sync, place.name).acquire(timeout=5)
+        await asyncio.sleep(30)  # nothing needs a connection
         vault.times = 0
+        await (await AsyncLock(sync, place.name).acquire()).release()
     assert len(logged(caplog)) == 1
+    (back,) = logged(caplog, "connection_restored")
+    assert vars(back)["after"] >= 15 + 5 + 30
 
 
 async def test_an_outage_that_begins_with_it(caplog: pytest.LogCaptureFixture) -> None:

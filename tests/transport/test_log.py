@@ -32,6 +32,8 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
+from ..support.inside import now
+from ..support.proxy import FaultProxy
 
 NAME = "told"
 
@@ -211,6 +213,26 @@ async def test_a_server_that_is_away_for_long(told: Told) -> None:
     assert lost.server == back.server == address
     assert 1.0 <= lost.seconds <= back.after
     assert "ConnectionError" in lost.getMessage()
+
+
+@pytest.mark.parametrize("way", ["refused", "silent"])
+async def test_an_outage_that_ends_while_nothing_needs_the_server(server: EmbeddedServer, told: Told, way: str) -> None:
+    """Its warning is revoked by the next connection, with the time since it began."""
+    async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client, retry_for=6) as sync:
+        await (await sync.lock(NAME).acquire()).release()
+        proxy.refuse, proxy.black_hole = way == "refused", way == "silent"
+        await proxy.cut()
+        begun = now()
+        with pytest.raises(Unreachable):
+            await sync.lock(NAME).acquire()
+        assert len(told("connection_lost")) == 1
+        await asyncio.sleep(60)
+        assert told("connection_restored") == []
+        proxy.refuse = proxy.black_hole = False
+        await (await sync.lock(NAME).acquire()).release()
+        (back,) = told("connection_restored")
+        assert back.after == pytest.approx(now() - begun, abs=5)
+        assert len(told("connection_lost")) == 1
 
 
 async def test_a_connection_that_is_lost_for_a_moment(redis: Redis, sync: Coordinator, told: Told) -> None:
