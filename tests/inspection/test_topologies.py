@@ -71,6 +71,7 @@ async def test_a_holder_whose_slot_was_moved_is_connected(nodes: Nodes) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.real  # it starts nodes, and moves a slot: they agree in real time
 @pytest.mark.timeout(180)
 async def test_a_holder_whose_only_shard_has_lost_its_slots_is_connected() -> None:
     """A lease without a ttl renews nothing, and the node that it came from may be removed: the holder moves on."""
