@@ -135,15 +135,16 @@ async def test_a_lock_of_several_that_is_refused_for_one_changes_nothing(limited
 async def test_the_latest_answer_counts_when_one_of_several_is_refused(server: EmbeddedServer, kind: Primitive) -> None:
     """Three extensions at the same time; the second is refused: it lasts as the others say."""
     async with wired(server, kind=kind) as w:
-        lease = await w.lock(ttl=30, auto_renew=False).acquire()
+        lease = await w.lock(ttl=300, auto_renew=False).acquire()
         w.proxy.on(RENEW, ERROR("ERR not now"), skip=1)
-        extensions = [asyncio.create_task(lease.extend(ttl)) for ttl in (20, 1, 10)]
+        extensions = [asyncio.create_task(lease.extend(ttl)) for ttl in (200, 1, 100)]
         await asyncio.sleep(0)
         assert lease.remaining() <= 1
         outcomes = await asyncio.gather(*extensions, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [type(None), CommandRefused, type(None)]
-        assert 5 < lease.remaining() <= 10
-        assert 5000 < await kind.left_ms(w.direct, w.name) <= 10_000
+        assert 99 < lease.remaining() <= 100
+        # One of the three ttls: a stall of the machine may make a key too young, by no more than it lasts.
+        assert 50_000 < await kind.left_ms(w.direct, w.name) < 150_000
         await lease.release()
 
 
