@@ -45,20 +45,26 @@ EPOCH = 1_900_000_000
 """Seconds since 1970 when a loop's time is 0."""
 COMMAND = 0.0001
 """Seconds that a command takes."""
-YOUNG_MS, OLD_MS = 3, 50
-"""By so many milliseconds keys may be too young, as virtual time has passed, or too old, as real time has."""
+OFF_MS = 3
+"""By so many milliseconds keys may be too old or too young; a key also by a stall right before it is made."""
 PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"SPUBLISH", b"CLIENT", b"EXEC"})
 """After these there may be something for others: a push, or the end of their connection."""
 SUBSCRIBING = frozenset({b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"})
 PONGS = (b"+PONG\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
 SHIFT = """
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
 for number, _, expires in redis.call('INFO', 'keyspace'):gmatch('db(%d+):keys=(%d+),expires=(%d+)') do
   if expires ~= '0' then
     redis.call('SELECT', number)
     for _, key in ipairs(redis.call('KEYS', '*')) do
-      local left = redis.call('PTTL', key)
-      if left >= 0 and left <= tonumber(ARGV[1]) then redis.call('DEL', key)
-      elseif left >= 0 then redis.call('PEXPIRE', key, left - ARGV[1]) end
+      local ends = redis.pcall('PEXPIRETIME', key)
+      if type(ends) ~= 'number' then -- before Redis 7.0
+        ends = redis.call('PTTL', key)
+        ends = ends < 0 and ends or now + ends
+      end
+      if ends >= 0 and ends - ARGV[1] <= now then redis.call('DEL', key)
+      elseif ends >= 0 then redis.call('PEXPIREAT', key, ends - ARGV[1]) end
     end
   end
 end"""
@@ -120,6 +126,10 @@ class Wire:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._frames = Splitter()
 
+    def ask_all(self, words: Command) -> bytes:
+        """Return all that the server sends up to its answer."""
+        return b"".join(frame.raw for frame in self.ask(words))
+
     def ask(self, words: Command, is_answer: Callable[[Frame], bool] | None = None) -> Iterator[Frame]:
         """Yield the frames that the server sends up to its answer: the first one that is no push, by default."""
         self._socket.sendall(hiredis.pack_command(cast("tuple[Any, ...]", words)))
@@ -147,10 +157,16 @@ def _is_pong(frame: Frame) -> bool:
 
 
 class ServerClock:
-    """The time of one server: its keys lose what has passed in virtual time, and get back what has in real time."""
+    """The time of one server: its keys lose what has passed in virtual time, and get back what has in real time.
+
+    No key expires in between, however long this machine is stalled: Valkey from 8.1 on has a mode in which it deletes
+    none by itself, and in which those who say so see all of them. Other servers refuse that.
+    """
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._keep_keys(b"yes")
+        self.see_keys(wire)
         self._real = time.monotonic()
         self._late = 0.0
 
@@ -162,13 +178,23 @@ class ServerClock:
     def set(self) -> None:
         """Let the server's keys be as old as they are in virtual time."""
         milliseconds = int(self._late * 1000)
-        if milliseconds >= YOUNG_MS or milliseconds <= -OLD_MS:
+        if abs(milliseconds) >= OFF_MS:
             self._late -= milliseconds / 1000
             with suppress(OSError):  # its end
-                for _ in self._wire.ask((b"EVAL", SHIFT.encode(), b"0", b"%d" % milliseconds)):
-                    pass
+                self._wire.ask_all((b"EVAL", SHIFT.encode(), b"0", b"%d" % milliseconds))
+
+    def _keep_keys(self, kept: bytes) -> None:
+        with suppress(OSError):
+            self._wire.ask_all((b"CONFIG", b"SET", b"import-mode", kept))
+
+    @staticmethod
+    def see_keys(wire: Wire) -> None:
+        """Let this connection see all keys."""
+        with suppress(OSError):  # the server has too many
+            wire.ask_all((b"CLIENT", b"IMPORT-SOURCE", b"ON"))
 
     def close(self) -> None:
+        self._keep_keys(b"no")
         self._wire.close()
 
 
@@ -521,10 +547,11 @@ class VirtualLoop(IdleLoop):
     def connect(self, address: Address) -> Wire:
         """Open a connection to a server, whose clock is this loop's from the first one on."""
         wire = Wire(address)
-        found = b"".join(frame.raw for frame in wire.ask((b"INFO", b"server")))
+        found = wire.ask_all((b"INFO", b"server"))
         run_id = found.partition(b"run_id:")[2].partition(b"\r\n")[0]
         if run_id not in self._clocks:
             self._clocks[run_id] = ServerClock(Wire(address))
+        ServerClock.see_keys(wire)
         return wire
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
