@@ -68,14 +68,15 @@ def private() -> Iterator[EmbeddedServer]:
 
 AT_ONCE = 250
 """So many schedules are one test, but for the first."""
-ENOUGH = 500
-"""In so many schedules even what is rare happens: a grant that arrives too late."""
+ENOUGH = {"lock": 1500}
+"""In so many schedules even what is rare happens: a grant that arrives too late. 500, unless the subject is here: of
+1,000 schedules of a lock about 2 admit a late request."""
 
 
 def parts(subject: str) -> Iterator[range]:
     """The seeds of the schedules of one subject, test by test. The first ones show whether enough happens in them."""
     number = OPTIONS.schedules or SUBJECTS[subject][1] // (1 if OPTIONS.run_ci else 3)
-    first = min(number, max(SUBJECTS[subject][1], ENOUGH))
+    first = min(number, max(SUBJECTS[subject][1], ENOUGH.get(subject, 500)))
     yield range(first)
     for start in range(first, number, AT_ONCE):
         yield range(start, min(start + AT_ONCE, number))
@@ -110,7 +111,7 @@ def test_random_schedules(private: EmbeddedServer, subject: str, seeds: range) -
         if subject == "shared lock":  # few requests, so few of them late; but then, few grants need one
             assert happened["handed on"] > number
             assert happened["in turn"] > number / 5
-        elif number >= ENOUGH:
+        elif number >= ENOUGH.get(subject, 500):
             assert happened["late"]
 
 

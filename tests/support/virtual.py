@@ -487,7 +487,7 @@ class VirtualLoop(IdleLoop):
         self._now = 1000.0
         self._clocks: dict[bytes, ServerClock] = {}
         self._threads = 0
-        self._ports = iter(range(40000, 65536))
+        self._ports = iter(range(20000, 32768))  # the system gives none of these: a connection to it would meet itself
         self.listeners: dict[int, Listener] = {}
         self.to_servers: set[ToServer] = set()
         self.ahead: dict[Address, float] = {}
