@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -86,6 +86,39 @@ async def test_the_first_resize_sets_the_limit(redis: Client) -> None:
     assert await redis.pttl(PERMITS) > 315_360_000_000
     await redis.delete(PERMITS)  # lost: so is what is known of the permits, but not the limit
     assert await refused(redis, b"b", 4) == (5, True)
+
+
+# -- how long the keys last ---------------------------------------------------------------------------------
+
+DAY_MS = 86_400_000
+
+
+async def after_a_waiter(redis: Client, then: Awaitable[Any]) -> None:
+    """Let one wait for a permit of a day, which ``then`` grants it."""
+    await granted(redis, b"b")
+    async with inbox(redis):
+        assert (await ask(redis, b"c", ticket_member(ALIVE, 1, DAY_MS, b"c", 1), ttl=DAY_MS))[0] == QUEUED
+        await then
+    assert b"c" in await holders(redis)
+
+
+LASTING: dict[str, Callable[[Client], Awaitable[Any]]] = {
+    "acquire": lambda redis: ask(redis, b"b", ttl=DAY_MS),
+    "renew": lambda redis: renew(redis, b"a", DAY_MS),
+    "attach": lambda redis: run(redis, "permits/attach", b"b", DAY_MS, b"a"),
+    "release": lambda redis: after_a_waiter(redis, release(redis, b"a")),
+    "resize": lambda redis: after_a_waiter(redis, resize(redis, 3)),
+}
+
+
+@pytest.mark.parametrize("grant", LASTING.values(), ids=LASTING)
+async def test_p1_the_keys_outlive_a_permit_of_a_day(redis: Client, grant: Callable[[Client], Awaitable[Any]]) -> None:
+    """Whichever script sets its end: a short permit, whose keys last for an hour or so, came before."""
+    await granted(redis, b"a")
+    assert await redis.pttl(STATE) < DAY_MS // 2
+    await grant(redis)
+    assert await redis.zscore(PERMITS, (await redis.zrange(PERMITS, -1, -1))[0]) > await micros(redis) + TTL * 2000
+    await check_kept(redis, DAY_MS)
 
 
 # -- readers and writers -----------------------------------------------------------------------------------
