@@ -7,6 +7,7 @@ import gc
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import pytest
@@ -24,6 +25,7 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, waits
+from ..support.inside import now
 from ..support.primitives import KINDS, Primitive, each
 from ..support.processes import Crew
 from ..support.sweep import Outcome, sweep
@@ -73,6 +75,19 @@ async def test_a_detached_lease_does_not_outlast_its_max_hold(sync: Coordinator,
         assert 0 < await redis.pttl("d") < before * 1000 + 1000
         attached = await lock.attach(token)
         await (await lock.attach(await attached.detach(ttl=5))).release()
+
+
+@pytest.mark.parametrize("kind", [AsyncLock, partial(AsyncSemaphore, limit=1)], ids=["lock", "semaphore"])
+async def test_detached_late_it_is_held_for_the_rest_of_its_max_hold(
+    sync: Coordinator, other: Coordinator, kind: Callable[..., Movable]
+) -> None:
+    """Its ttl is longer than that, and none was given."""
+    lease = await kind(sync, "d", ttl=30, max_hold=30).acquire()
+    await asyncio.sleep(20)
+    detached = now()
+    await lease.detach()
+    async with asyncio.timeout(60), kind(other, "d"):
+        assert 8 < now() - detached < 12
 
 
 async def test_a_lock_without_an_end_is_detached_without_one(sync: Coordinator, redis: Redis) -> None:
