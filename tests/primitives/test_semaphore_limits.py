@@ -125,6 +125,18 @@ async def test_a_limit_that_resize_has_set_stays_until_the_next_resize(
         pass
 
 
+async def test_a_refusal_names_the_limit_that_this_object_set_last(
+    sync: Coordinator, other: Coordinator, way: dict[str, Any]
+) -> None:
+    mine, theirs = semaphore(sync, 3, way), semaphore(other, None, {})
+    async with mine:
+        await mine.resize(5)
+        await theirs.resize(7)
+        with pytest.raises(LimitMismatch, match="its limit is 7, not 5") as caught:
+            await mine.try_acquire()
+    assert (caught.value.expected, caught.value.found) == (5, 7)
+
+
 async def test_set_pauses_for_all_and_limit_0_gives_way_when_nobody_holds_or_waits(
     sync: Coordinator, other: Coordinator, way: dict[str, Any]
 ) -> None:
