@@ -131,6 +131,24 @@ async def test_a_lock_of_several_that_is_refused_for_one_changes_nothing(limited
         await lease.release()
 
 
+async def test_a_lock_of_several_that_is_refused_for_one_is_renewed_as_before(limited: Client, admin: Client) -> None:
+    """With its own ttl, and not with the rest of it, which the undoing asks for; and until its own max_hold."""
+    async with Coordinator(limited) as sync:
+        lease = await AsyncMultiLock(sync, ["a", "b"], max_hold=60).acquire()
+        end = now() + 60
+        await asyncio.sleep(7)
+        await rule(admin, "resetkeys", "~{a}*", "~a")
+        with pytest.raises(CommandRefused):
+            await lease.extend(300)
+        assert 20 < lease.remaining() < 25
+        await rule(admin, *ALLOWED)
+        await wait_until(lambda: lease.remaining() > 25, FAST, timeout=20)
+        await asyncio.sleep(end - 10 - now())
+        for name in "ab":
+            assert 5000 < await admin.pttl(name) < 12_000
+        await lease.release()
+
+
 @kinds
 async def test_the_latest_answer_counts_when_one_of_several_is_refused(server: EmbeddedServer, kind: Primitive) -> None:
     """Three extensions at the same time; the second is refused: it lasts as the others say."""
