@@ -13,13 +13,14 @@ from redis.asyncio import Redis
 from redis_sync_aio import (
     AsyncLock,
     AsyncRobustLock,
+    Compensation,
     Coordinator,
     LeaseLost,
     NotHeld,
     wait_until,
 )
 from redis_sync_aio.compat import Lock as CompatLock
-from redis_sync_aio.errors import StaleWriter, WrongKeyType
+from redis_sync_aio.errors import StaleWriter, UndoFailed, WrongKeyType
 from redis_sync_aio.types import RobustLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
@@ -199,6 +200,32 @@ async def test_of_two_leases_of_an_identity_the_later_one_writes_and_the_other_i
         second._grant.manager.forget(second._grant)
         async with lock as following:
             assert following.progress == {"second": 1}
+
+
+async def test_steps_that_a_later_lease_of_the_identity_adopts_meanwhile_are_left_to_it(
+    lock: AsyncRobustLock, redis: Redis
+) -> None:
+    """The running step ends, and cannot say so; no other one begins here."""
+    done: list[int] = []
+
+    async def refund(*, order: int) -> None:
+        done.append(order)
+        if len(done) == 1:
+            await AsyncRobustLock(elsewhere, NAME).acquire(identity="w")
+
+    async with Coordinator(redis) as elsewhere:
+        undo = Compensation(await lock.acquire(identity="w"), {"refund": refund})
+        await undo.__aenter__()
+        for order in (1, 2, 3):
+            await undo.push("refund", order=order)
+        first = await lock.acquire(identity="w")
+        with pytest.raises(UndoFailed, match="1 of 1 undo steps") as failed:
+            await first.compensate({"refund": refund})
+        assert [type(error) for error in failed.value.exceptions] == [StaleWriter]
+        assert done == [3]
+        second = await AsyncRobustLock(elsewhere, NAME).acquire(identity="w")
+        await second.compensate({"refund": refund})
+        assert done == [3, 3, 2, 1]
 
 
 async def test_a_release_by_the_earlier_lease_of_an_identity_leaves_what_the_later_one_recorded(
