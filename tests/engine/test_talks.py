@@ -295,6 +295,27 @@ def test_a_holder_that_shares_is_notified_of_a_waiter(client: Any, keys: Keys, d
         assert (code, more > 0, waiting) == (1, True, 1)
 
 
+@pytest.mark.parametrize("keys", [LOCK, SEM], ids=["lock", "semaphore"])
+@pytest.mark.parametrize("talks", [False, True], ids=["script", "talk"])
+def test_a_lease_that_ends_sooner_is_announced_to_who_listens(client: Any, keys: Keys, talks: bool) -> None:
+    """P3: the first waiter is dead, so the second one is told in how many milliseconds something is free."""
+    prepare(client, keys)
+    with client.pubsub() as living:
+        living.subscribe(INBOX)
+        assert living.get_message(timeout=5)["type"] == "subscribe"
+        for number, (token, inbox) in enumerate(((b"b", b"rsa:dead"), (b"c", INBOX)), 1):
+            assert run(client, *_call(ask(keys, token, ticket(keys, token, inbox, number))))[0] == Outcome.QUEUED
+        script, token, _, *more = renewal(keys, b"a")
+        words = (token, TTL // 2, *more)
+        found = conduct(client, converse(said(keys, script, *words))) if talks else run(client, keys, script, *words)
+        assert found[0] == 1
+        told = living.get_message(timeout=5)
+        assert told is not None, "a message is missing"
+        number, fence, _, free_in = map(int, told["data"].split())
+        assert (number, fence) == (2, 0)
+        assert 0 < free_in <= TTL // 2
+
+
 def heard(client: Any, call: Call) -> list[bytes]:
     """Carry out a talk and return the commands of it that read."""
     found: list[bytes] = []

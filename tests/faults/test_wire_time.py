@@ -467,6 +467,31 @@ async def test_a_timeout_does_not_blame_others_unheard(server: EmbeddedServer, m
         await lease.release()
 
 
+@pytest.mark.parametrize(
+    ("mode", "share", "foreign"),
+    [("plain", False, False), ("plain", True, False), ("link", False, True)],
+    ids=["never pushed", "shared", "behind a holder of another library"],
+)
+async def test_the_last_look_of_a_waiter_that_polls_has_its_time(
+    server: EmbeddedServer, mode: str, share: bool, foreign: bool
+) -> None:
+    """P12: a silent server costs a quarter of a second for the look and one for the holder, no `response_timeout`."""
+    async with wired(server, mode, response_timeout=20, client={"socket_timeout": 20}, retry_for=60) as w:
+        await (w.direct.set(w.name, "of another", px=60_000) if foreign else w.elsewhere(ttl=60).acquire())
+
+        async def gives_up() -> None:
+            with pytest.raises(AcquireTimeout):
+                await w.lock(share=share).acquire(timeout=3)
+
+        waiting = asyncio.create_task(timed(gives_up))
+        await w.queued()
+        await asyncio.sleep(2)
+        w.proxy.black_hole = True
+        seconds, _ = await waiting
+        assert 3 <= seconds < 3.6
+        w.proxy.black_hole = False
+
+
 @modes
 async def test_no_time_to_wait(server: EmbeddedServer, mode: str) -> None:
     """P12: ``timeout=0`` does not wait for others, but does wait for the answer."""

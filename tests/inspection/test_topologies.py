@@ -15,6 +15,7 @@ from redis_sync_aio.inspection import inspect
 from tests.support.clusters import SHARDS, SLOTS, Nodes, moved_back
 from tests.support.inspecting import seen
 from tests.support.processes import Crew
+from tests.support.proxy import FaultProxy
 from tests.support.sentinels import sentinels
 
 
@@ -67,6 +68,28 @@ async def test_a_holder_whose_slot_was_moved_is_connected(nodes: Nodes) -> None:
         there = f"{nodes.primaries[1].host}:{nodes.primaries[1].port}"
         found = await seen(client, name, lambda it: it.server == there)
         assert found.holders[0].connected is True
+        assert found.problems == ()
+
+
+async def test_a_holder_is_not_taken_for_dead_while_its_only_shard_does_not_answer(nodes: Nodes) -> None:
+    """It is not known whether it is connected, and no problem is named."""
+    name, (home, there, _) = nodes.name_at(0, "moved-in-an-outage"), nodes.primaries
+    async with (
+        FaultProxy((home.host, home.port or 0)) as proxy,
+        moved_back(nodes, name),
+        nodes.client() as client,
+        nodes.client(
+            address_remap=lambda address: (proxy.host, proxy.port) if address[1] == home.port else address
+        ) as looker,
+        Coordinator(client) as sync,
+        sync.lock(name, ttl=None),
+    ):
+        await nodes.move(nodes.slot(name), home, there)
+        await seen(looker, name, lambda it: it.server == f"{there.host}:{there.port}" and it.holders[0].connected)
+        proxy.refuse = True
+        await proxy.cut()
+        (found,) = await inspect(looker, name)
+        assert found.holders[0].connected is None
         assert found.problems == ()
 
 

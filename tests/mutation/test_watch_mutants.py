@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_sync_aio._engine import permit_rules, watch_dialogue, watch_lock, watch_permits
+from redis_sync_aio._engine import permit_rules, queue_rules, watch_dialogue, watch_lock, watch_permits
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..engine import test_talks
@@ -123,6 +123,8 @@ def check(server: EmbeddedServer) -> None:
             test_talks.test_a_waiter_dies_between_the_look_and_its_grant(client, both)
             client.flushall()
             test_talks.test_a_holder_that_shares_is_notified_of_a_waiter(client, both, dies=False)
+            client.flushall()
+            test_talks.test_a_lease_that_ends_sooner_is_announced_to_who_listens(client, both, talks=True)
         client.flushall()
         test_talks.test_a_holder_that_shares_is_notified_although_others_end_first(client)
 
@@ -177,6 +179,9 @@ MUTANTS: dict[str, Mutant] = {
         watch_permits, "_with_sharers", "{**before.permits, **found}", "before.permits"
     ),
     "no fences are reserved": Mutant(permit_rules, "renew", "if fences is None:", "if True:"),
+    "only the first waiter hears of a sooner end": Mutant(
+        queue_rules.QueueDraft, "tell_sooner", "[:SOONER_TRIES]", "[:1]"
+    ),
     "what is over is not read": Mutant(watch_permits, "_look_closer", "[*over, *(", "[*("),
     "a commit that failed is taken for done": Mutant(
         watch_dialogue, "commit", "return None if replies is None else", "return [] if replies is None else"

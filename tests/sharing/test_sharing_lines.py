@@ -18,12 +18,15 @@ from redis_sync_aio import (
     Coordinator,
     Lease,
     LeaseLost,
+    Unreachable,
     wait_until,
 )
+from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST, waits
 from ..support.inside import IN_ONE_TURN, cohorts_of, hub_of, link_events_of, tuned
+from ..support.primitives import SHARED_LOCK, SHARED_SEMAPHORE, Primitive
 from ..support.sharing import (
     KEYS,
     NAME,
@@ -37,6 +40,7 @@ from ..support.sharing import (
     turns,
     waiters,
 )
+from ..support.wired import wired
 
 
 async def leaves(task: asyncio.Task[Lease], how: str) -> None:
@@ -45,6 +49,23 @@ async def leaves(task: asyncio.Task[Lease], how: str) -> None:
         task.cancel()
     with pytest.raises(asyncio.CancelledError if how == "cancelled" else AcquireTimeout):
         await asyncio.wait_for(task, 5)
+
+
+@pytest.mark.parametrize("kind", [SHARED_LOCK, SHARED_SEMAPHORE], ids=str)
+async def test_p3_a_task_that_asks_late_in_an_outage_has_its_own_time(server: EmbeddedServer, kind: Primitive) -> None:
+    """P3: the ticket was asked for by an earlier task, whose time is up before the server is back."""
+    async with wired(server, kind=kind, retry_for=3, response_timeout=1) as w:
+        await (await w.lock().acquire()).release()
+        w.proxy.black_hole = True
+        early = asyncio.create_task(w.lock().acquire())
+        await asyncio.sleep(2.5)
+        late = asyncio.create_task(w.lock().acquire())
+        await asyncio.sleep(1.4)
+        assert (early.done(), late.done()) == (True, False)
+        w.proxy.black_hole = False
+        with pytest.raises(Unreachable):
+            await early
+        await (await late).release()
 
 
 # -- who left the line ---------------------------------------------------------------------------------------
