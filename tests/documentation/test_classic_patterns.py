@@ -58,6 +58,10 @@ def test_every_row_of_the_table_leads_to_a_section_and_every_section_advises() -
 # -- locks and semaphores --------------------------------------------------------------------------------------
 
 
+MOST_MS = 300_000
+"""Ten times the ttl: a stall of the machine may make a key a little too young."""
+
+
 async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int) -> bool:
     """Acquire; after so many commands the client is cut off for good. Return whether it was acquired before."""
     async with wired(server, mode, retry_for=2, name=f"cut off {mode} {way is CUT_AFTER} {number}") as w:
@@ -66,9 +70,9 @@ async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int) -
             await w.lock().acquire()
         except Unreachable:
             left = await w.direct.pttl(w.name)
-            assert left == -2 or 0 < left <= 30_000
+            assert left == -2 or 0 < left < MOST_MS
             return False
-        assert 0 < await w.direct.pttl(w.name) <= 30_000
+        assert 0 < await w.direct.pttl(w.name) < MOST_MS
         return True
 
 

@@ -232,7 +232,7 @@ async def test_renewals_that_are_refused_until_the_end(
         # The stack is outside of the body, which may be cancelled once for each of two leases.
         with pytest.raises(LeaseLost) as caught:  # noqa: PT012
             stack.enter_context(observe_all(events.append))
-            async with primitive.make(sync, NAME, ttl=2):
+            async with primitive.make(sync, NAME, ttl=20):  # a replica's keys age in real time
                 await stack.enter_async_context(REFUSALS[code](admin))
                 await for_ever()
     error = caught.value

@@ -94,7 +94,7 @@ async def test_a_renewal_does_not_undo_an_extension(server: EmbeddedServer, mode
         await extending
         await w.lock().statistics()  # the answers of all earlier commands are here
         assert 40 < lease.remaining() <= 60
-        assert 40_000 < await w.direct.pttl(w.name) <= 60_000
+        assert 40_000 < await w.direct.pttl(w.name) < 120_000
         await lease.release()
 
 

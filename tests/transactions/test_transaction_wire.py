@@ -205,7 +205,7 @@ async def test_a_marker_of_another_kind_or_none_means_not_known(server: Embedded
         running = asyncio.create_task(transaction(it.client, it.body, it.key, exactly_once=True))
         await question.fired.wait()
         (marker,) = await it.direct.keys(f"{{{it.key}}}:commit:*")
-        assert 0 < await it.direct.pttl(marker) <= 60_000
+        assert 0 < await it.direct.pttl(marker) < 120_000
         await it.direct.set(marker, "of somebody else")
         question.release.set()
         lost.release.set()
@@ -269,7 +269,7 @@ async def test_markers_leave_nothing_for_long(server: EmbeddedServer) -> None:
             await transaction(it.client, it.body, it.key, exactly_once=True)
         markers = await it.direct.keys(f"{{{it.key}}}:commit:*")
         assert len(markers) == 3
-        assert all([0 < await it.direct.pttl(marker) <= 60_100 for marker in markers])
+        assert all([0 < await it.direct.pttl(marker) < 120_000 for marker in markers])
 
 
 # -- between WATCH and EXEC --------------------------------------------------------------------------------
