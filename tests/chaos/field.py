@@ -237,7 +237,7 @@ class Field:
                 locks = [server.lock(name) for server in servers]
 
                 async def free(locks: list[AsyncLock] = locks) -> bool:
-                    for lock in locks[1:]:  # a request drops the tickets of the dead, where nobody else asks
+                    for lock in locks if self.others else []:  # a request drops the tickets of the dead
                         if (held := await lock.try_acquire()) is not None:
                             await held.release()
                     found = [await lock.statistics() for lock in locks]
