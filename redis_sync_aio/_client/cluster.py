@@ -153,7 +153,10 @@ class ClusterNodes:
         startup = [] if client is None else client.nodes_manager.startup_nodes.values()
         known = list(dict.fromkeys((*self._nodes, *(NodeAddress(node.host, int(node.port)) for node in startup))))
         self._nodes = [*known[1:], known[0]]
-        known += [seed for seed in self._seeds if seed not in known]
+        # All of these may be what ``address_remap`` returned before: the nodes' own names are put through it again.
+        named = () if self._answer is None else self._answer[1]
+        again = [self._remapped(own, port) for host, port in named if (own := _host(host))]
+        known += [node for node in (*self._seeds, *again) if node not in known]
         self._failed = {node: failed for node, failed in list(self._failed.items()) if node in known}
         return sorted(known, key=lambda node: self._failed.get(node, 0.0))
 
