@@ -300,12 +300,12 @@ MUTANTS: Mapping[str, Mutant] = {
         "if next_id and next_inbox ~= inbox then publish",
         "if false then publish",
     ),
-    "handed on to the dead": Mutant("here ~= 0 and redis", "redis"),
+    "handed on to the dead": Mutant("if heard ~= 0 and type(heard)", "if type(heard)"),
     "handed on without being allowed to say so": Mutant(
-        "if type(heard) == 'number' then",
-        "if heard then",
+        "if heard ~= 0 and type(heard) == 'number' then",
+        "if heard ~= 0 then",
     ),
-    "handed on to who goes on waiting": Mutant("and redis.call('ZREM', QUEUE, first[1]) and", "and"),
+    "handed on to who goes on waiting": Mutant("redis.call('ZREM', QUEUE, first[1]) and publish", "publish"),
     "handed on and kept": Mutant("redis.call('ZREM', PERMITS, ARGV[1])\n      redis.call('HDEL'", "redis.call('HDEL'"),
     "handed on and remembered": Mutant("      redis.call('HDEL', STATE, field)\n"),
     "handed on forever": Mutant(
