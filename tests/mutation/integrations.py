@@ -68,7 +68,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "answered",
         "lease.fence < self.fence",
         "False",
-        by="test_p8_a_server_that_joins_knows_the_fence",
+        by="test_p8_servers_that_join_stand_in_for_those_that_forget",
     ),
     "a hand-over waits for the next look": Mutant(
         quorum.Attempt, "answered", "self._decided()", "False", by="test_p3_contended_hand_overs_come_in_time"
