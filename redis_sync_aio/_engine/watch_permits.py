@@ -226,7 +226,7 @@ def _refuse_foreign(state: bytes) -> Dialogue:
 
 
 def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
-    """Return the expired permits or have a ticket, the deaf inboxes, and until when polling owners live."""
+    """Return the permits that expired or have a ticket, the deaf inboxes, and until when polling owners live."""
     permits, state, _, polls = keys
     over, tickets = [name for name, until in seen.ends.items() if until <= seen.now], seen.tickets
     if not over and not tickets:

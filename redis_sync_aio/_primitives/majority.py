@@ -123,6 +123,7 @@ def candidate_fence(hubs: Sequence[Hub], quorum: int, granted: int = 0) -> int:
     newest = majority_fence(clocks, quorum)
     if newest is None:
         return granted
+    # A fifth of the margin is left for the way of the request.
     return granted if granted - newest > MARGIN_US / 5 else math.ceil(newest) + MARGIN_US
 
 

@@ -44,7 +44,7 @@ from .multilock import LeaseGroup, undo_extension
 T = TypeVar("T")
 
 
-class Settled:
+class Ended:
     """The taker of a request that has ended."""
 
     def done(self) -> bool:
@@ -58,7 +58,7 @@ class Settled:
         """Do nothing."""
 
 
-SETTLED = Settled()
+ENDED = Ended()
 
 
 class Vote(Acquisition):
@@ -98,7 +98,7 @@ class Vote(Acquisition):
 
     def _end(self) -> None:
         self.settled = True
-        self.taker: FutureLike[Grant | None] = SETTLED  # a reference to itself would be a cycle
+        self.taker: FutureLike[Grant | None] = ENDED  # a reference to itself would be a cycle
 
     def _settle(self) -> None:
         self._end()

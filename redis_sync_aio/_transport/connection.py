@@ -585,7 +585,7 @@ class Connector:
         lasted = now() - self._since >= LASTED
         if lasted:
             self._pauses = iter(RESPITE)
-        # After a cut of many connections. A link that nobody needed then may connect later, alone.
+        # After a cut of many connections. An idle link may connect later, alone.
         lost_at = self._link.lost_at
         spread = 0.0 if lost_at is None else self._pause(0, 0) - (now() - lost_at)
         return max(spread, 0.0 if lasted else next(self._pauses))

@@ -352,7 +352,7 @@ class Link:
         return self._handshake.history
 
     def ping_after(self, silence: float) -> None:
-        """Ask the server for a sign of life if it has been silent for so many seconds, and owes no answer."""
+        """Send a PING if the server has been silent for ``silence`` seconds, and owes no answer."""
         connection = self._connection
         if connection is not None and not connection.pending and now() - connection.heard > silence:
             self.ping(connection)

@@ -32,7 +32,7 @@ if inbox and (next_inbox or not first[3])
         publish(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
       end
       return ReleaseReply.RELEASED
-    else -- nobody listens, or PUBLISH was refused: all is as it was
+    else -- no listener, or PUBLISH was refused: all is as it was
       redis.call('ZADD', QUEUE, first[2], first[1])
       redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
     end
