@@ -61,7 +61,8 @@ async def transaction(
 
     The body reads (``await tx.get(...)``), calls ``tx.multi()``, and queues writes (``tx.set(...)``). If another client
     changes one of the keys after it is watched, nothing is written, and the whole body runs again after a pause. So a
-    body must do nothing that cannot be done twice, except through ``tx``.
+    body must do nothing that cannot be done twice, except through ``tx``. This is the optimistic locking of Redis
+    (WATCH, MULTI, EXEC), with bounded retries.
 
     Guarantees:
 
@@ -94,7 +95,7 @@ async def transaction(
         The value of the body, the replies to the writes, and how many attempts and conflicts it took.
 
     Raises:
-        Conflict: The keys were changed during each attempt. Nothing was written.
+        Conflict: The keys were changed during each attempt, until attempts or time were used up. Nothing was written.
         OutcomeUnknown: The answer to EXEC was lost, and nothing tells whether it was executed. For an idempotent body
             also when another of these errors ended a later run, which is then the cause.
         Unreachable: Redis was unreachable before EXEC was sent. Nothing was written. Without a ``timeout`` it is

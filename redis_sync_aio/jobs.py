@@ -97,7 +97,10 @@ def once(
 ) -> AbstractAsyncContextManager[Lease | None]:
     """Return an async context manager: of all that enter it for one slot, one gets a lease. The others get None.
 
-    A call that gets None logs the state of the slot (``job_skipped``), and tells observers (`Skipped`).Args:
+    A call that gets None logs the state of the slot (``job_skipped``) and tells observers
+    ([`Skipped`][redis_sync_aio.instrumentation.Skipped]): it is done, an earlier run failed, or it is running.
+
+    Args:
         client: A `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
         name: The name of the job.
         slot: What is done once, such as a date. Its text follows the name after a colon, with its own colons escaped
@@ -109,7 +112,7 @@ def once(
             waits for its end. "skip": it is not repeated, so the work runs at most once; a caller that comes during a
             run gets None immediately.
         ttl: The ttl of the lock, renewed during the body: after a crash the next run begins so much later.
-        timeout: How long to wait for another run (not for ``on_crash="skip"``) (seconds). None: no limit.
+        timeout: How long to wait for another run in seconds (not for ``on_crash="skip"``). None: no limit.
 
     Raises:
         TypeError, ValueError: At the call: an argument is bad, or ``slot`` would be another one at every call (a time
@@ -362,8 +365,9 @@ def idempotent(
 
     The result is kept as text, and each call gets what the codec makes of it. A call that raises keeps nothing.
 
-    If the result cannot be encoded, decoded or written, the call that ran returns the value of the function itself, a
-    line of the log says why, and later calls raise ResultNotKept.
+    A failure after the function has returned is no failure of the run. If the result cannot be encoded, decoded or
+    written, the call that ran returns the value of the function itself, a line of the log says why, and later calls
+    raise ResultNotKept. Only if the server takes no mark at all, they do what ``on_crash`` says.
 
     Args:
         client: As for `once_per`.

@@ -101,6 +101,9 @@ class BaseLease:
     and whatever the clocks of clients say. Three things can break it: another client writes the key, a failover loses
     the write, or the clock of the server jumps ahead. Let the protected resource check `fence` against these.
 
+    The idea is that of Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache
+    Consistency" (1989): a lock that ends by itself needs no message from a holder that has crashed.
+
     A lease is an ``async with`` over one body, once. The loss of the lease cancels the body, whatever ``on_lost`` its
     primitive has. The end of the body releases the lease.
 
@@ -391,8 +394,7 @@ class Lease(GuardingLease):
 
         The token is a short text for a message, a job or a database. A detached lease is not renewed: it ends after
         ``ttl``, even if this process ends before, unless it is attached. In this process the lease has ended, as after
-        a
-        release: `check` raises NotHeld, and the end of its body releases nothing.
+        a release: `check` raises NotHeld, and the end of its body releases nothing.
 
         Works for leases of an [`AsyncLock`][redis_sync_aio.AsyncLock.attach] or an
         [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore.attach]. Does not work with an identity, which needs no token,

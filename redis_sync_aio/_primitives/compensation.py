@@ -48,7 +48,7 @@ class Compensation:
     counts as failed.
 
     The exception of the body propagates unchanged. If steps failed, it has a note, and their errors are in
-    ``undo.errors`` and in the log.
+    ``undo.errors`` and in the log. The idea is that of Garcia-Molina and Salem, "Sagas" (1987).
 
     **With a lease of an [`AsyncRobustLock`][redis_sync_aio.AsyncRobustLock]**, steps that are pushed by name are
     recorded on the server before `push` returns. If this process dies, the next holder can run them
@@ -56,7 +56,8 @@ class Compensation:
 
     - Push a step *before* the action that it undoes, since a crash may come in between. A step must do no harm if the
       action did not happen, or if the step runs twice.
-    - The work counts as done when the ``async with`` is left: one command drops its steps from the record there.
+    - The work counts as done when the ``async with`` is left: one command drops its steps from the record there. The
+      next holder undoes the work of a process that dies before that.
     - If the lease is lost, or another lease of the same identity has adopted the record, recorded steps are not run
       here: they are left to that holder.
     - A step that failed stays recorded, even when the lease is released, so the next holder finds it.

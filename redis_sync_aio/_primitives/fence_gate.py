@@ -37,6 +37,9 @@ class FenceGate:
     - It is for a lock with one holder at a time. For a semaphore with several permits it refuses rightful holders.
     - It needs scripts. Where they are not allowed, `accept` raises CommandRefused.
 
+    Fencing tokens are described by Kleppmann, ["How to do distributed
+    locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016.
+
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: The name of the resource, as for `AsyncLock`. It may be that of the lock.

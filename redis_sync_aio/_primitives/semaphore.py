@@ -61,12 +61,15 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
       one.
     - One release wakes all waiters that fit then.
     - The permits of a holder that crashed come back when its lease ends.
+    - A cancelled task or a lost reply leaves nothing behind.
 
     The server keeps the limit. The first request sets it. While permits are held or waited for, a request with another
     limit raises LimitMismatch (see ``on_mismatch``). When it has no holder and no waiter, the limit of the next request
     is the new one. ``limit=None`` takes the limit of the server. [`resize`][redis_sync_aio.AsyncSemaphore.resize]
     changes it for all, until the next `resize`. A limit that was not set by `resize` is forgotten one to two hours
     after the last grant or renewal (later if the ttl is over 48 minutes).
+
+    Acquiring and releasing cost one round trip each, and O(log permits + log waiters) on the server.
 
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].

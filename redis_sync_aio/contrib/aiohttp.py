@@ -121,7 +121,7 @@ def hold_lock(
             "042" are two names.
         timeout: How long a request waits (seconds). 0: not at all. None: no limit.
         ttl: How long the lease lasts unless it is renewed, which it is while the handler runs, 0.01 s to ten years.
-        max_waiting: How many requests may wait; a further one is answered with 429. None: any number.
+        max_waiting: How many requests may wait, 0 or more; a further one gets 429 immediately. None: any number.
         status: The status of the answer if the time is up, 400 to 599, such as 409.
         leave_when_gone: Remove a request from the queue when its client disconnects, without calling the handler. Not
             needed with ``handler_cancellation=True`` of aiohttp.

@@ -74,8 +74,8 @@ class Limit:
 
     - If all permits are in use, or Redis does not answer, the answer is 503 with Retry-After; 429 if too many requests
       wait (``max_waiting``). A websocket gets the same if the server can answer it, otherwise it is closed.
-    - If the permit of a request is lost, the application is cancelled. The answer is 503 if none has begun; otherwise
-      the server closes the connection (a websocket with code 1013).
+    - If the permit of a request is lost, the application is cancelled. The answer is 503 if none has begun. Otherwise
+      LeaseLost is raised, and the server closes the connection (a websocket with code 1013).
 
     Args:
         app: The application.

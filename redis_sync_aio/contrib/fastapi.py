@@ -59,7 +59,7 @@ def lifespan_of(
     """Return a lifespan that puts a client and its coordinator into the state: ``request.state.redis`` and ``.sync``.
 
     When the application starts, it logs a warning (``lease_ends_early``) for each endpoint whose lease ends before
-    another dependency with ``yield``.
+    another dependency with ``yield``: a session that commits there is not protected by the lease any more.
 
     Args:
         client: One of three. A client: the lifespan makes a coordinator at the start and closes it at the end. A
@@ -210,7 +210,7 @@ def hold_lock(
             two names.
         timeout: How long a request waits (seconds). 0: not at all. None: no limit.
         ttl: How long the lease lasts unless it is renewed, which it is while the endpoint runs, 0.01 s to ten years.
-        max_waiting: How many requests may wait; a further one is answered with 429. None: any number.
+        max_waiting: How many requests may wait, 0 or more; a further one gets 429 immediately. None: any number.
         status: The status of the answer if the time is up, 400 to 599, such as 409.
         leave_when_gone: Remove a request from the queue when its client disconnects, without calling the endpoint. The
             body is read into memory before that.

@@ -322,7 +322,7 @@ class LeaseLost(SyncError):
     - ``"taken"``: Another client holds the lock now.
     - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
     - ``"late"``: The deadline passed because this process did not renew in time: it was suspended, or its event loop
-      was blocked or had too much to do.
+      was blocked or had too much to do. The server was not asked. Another client may hold the lock.
     - ``"closed"``: This process closed the coordinator or its client.
     - ``"released"``: Another task of this process released the lease while the body ran.
 
