@@ -27,8 +27,8 @@ from redis_sync_aio.cli import main
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
 COMMAND = (sys.executable, "-m", "redis_sync_aio")
-PATIENCE = 300
-"""Seconds that a program may take; it is there to end a test that hangs."""
+PATIENCE = 240
+"""Seconds that a program may take. They end a test that hangs before pytest does, so that it shows what was printed."""
 
 
 def environment(**more: str) -> dict[str, str]:
