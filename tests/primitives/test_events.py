@@ -69,7 +69,7 @@ KINDS = {
 
 def kind_of(primitive: Primitive) -> str:
     """What the events of a primitive call it."""
-    label = primitive.label.removeprefix("shared ").removesuffix(" with WATCH")
+    label = primitive.label.removeprefix("shared ").removesuffix(" with WATCH").removesuffix(" in one slot")
     return KINDS.get(label, label)
 
 
