@@ -15,7 +15,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 
 from ..support.inside import Access, Kind
-from ..support.programs import terminal
+from .terminals import terminal
 
 pytestmark = pytest.mark.real
 

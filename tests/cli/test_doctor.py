@@ -30,8 +30,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import cluster
 from ..support.pairwise import first_of
-from ..support.programs import CODES, command, examine, levels, printed_json, terminal, told
+from ..support.programs import CODES, command, examine, levels, printed_json, told
 from ..support.proxy import ERROR, FaultProxy
+from .terminals import terminal
 
 pytestmark = pytest.mark.real
 

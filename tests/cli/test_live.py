@@ -21,7 +21,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from tests.support.inspecting import seen
 
-from ..support.programs import Terminal, command, piped, terminal
+from ..support.programs import command, piped
+from .terminals import Terminal, terminal
 
 pytestmark = pytest.mark.real
 

@@ -20,7 +20,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from tests.support.inspecting import seen
 
 from ..support.pairwise import first_of
-from ..support.programs import command, printed_json, terminal
+from ..support.programs import command, printed_json
+from .terminals import terminal
 
 pytestmark = pytest.mark.real
 

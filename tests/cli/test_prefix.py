@@ -16,8 +16,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.inspecting import seen
-from ..support.programs import command, command_process, terminal
+from ..support.programs import command, command_process
 from ..support.rights import CREDENTIALS, PREFIX, TENANT
+from .terminals import terminal
 
 pytestmark = pytest.mark.real
 

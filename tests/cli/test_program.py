@@ -16,7 +16,8 @@ from redis_sync_aio.cli._app import EXITS
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.pairwise import first_of
-from ..support.programs import PATIENCE, command, command_process, environment, piped, terminal, unread
+from ..support.programs import PATIENCE, command, command_process, environment, piped, unread
+from .terminals import terminal
 
 pytestmark = pytest.mark.real
 

@@ -22,18 +22,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.embedded import alive, eventually
 from ..support.pairwise import first_of
-from ..support.programs import (
-    COMMAND,
-    PATIENCE,
-    command,
-    command_process,
-    environment,
-    piped,
-    program_in_terminal,
-    terminal,
-    unread,
-)
+from ..support.programs import COMMAND, PATIENCE, command, command_process, environment, piped, unread
 from ..support.views import holder_of
+from .terminals import program_in_terminal, terminal
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("redis")]
 SOON = Backoff(initial=0.01, cap=0.05)

@@ -23,9 +23,9 @@ from redis_sync_aio.errors import StaleWriter, UndoFailed, UnknownStep, WrongKey
 from redis_sync_aio.types import RobustLease, UndoSteps
 
 from ..support.body import assert_undisturbed, for_ever
-from ..support.robust import NAME, RECORD, crash, is_of
-from ..support.robust import lock as lock
-from ..support.robust import way as way
+from .robust import NAME, RECORD, crash, is_of
+from .robust import lock as lock
+from .robust import way as way
 
 
 class Work:

@@ -20,8 +20,8 @@ from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever
-from ..support.exception_races import lose_now
 from ..support.primitives import Exclusive, Primitive, holder
+from .exception_races import lose_now
 
 NAME = "contexts"
 

@@ -30,7 +30,6 @@ from redis_sync_aio.errors import WrongKeyType
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever
-from ..support.exception_races import NAME, lose_now, this_task
 from ..support.inside import hub_of, wait_shielded
 from ..support.one_server import one_server_for_all as one_server_for_all
 from ..support.primitives import (
@@ -45,6 +44,7 @@ from ..support.primitives import (
     Primitive,
 )
 from ..support.wired import wired
+from .exception_races import NAME, lose_now, this_task
 
 Then: TypeAlias = Callable[[], object]
 Request: TypeAlias = Callable[[Then], object]

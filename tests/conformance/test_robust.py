@@ -24,10 +24,10 @@ from redis_sync_aio.errors import StaleWriter, UndoFailed, WrongKeyType
 from redis_sync_aio.types import RobustLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
-from ..support.robust import KEYS, NAME, RECORD, crash, is_of
-from ..support.robust import lock as lock
-from ..support.robust import way as way
 from ..support.sweep import sweep
+from .robust import KEYS, NAME, RECORD, crash, is_of
+from .robust import lock as lock
+from .robust import way as way
 
 # -- crash and release -------------------------------------------------------------------------------------
 

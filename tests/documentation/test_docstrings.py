@@ -16,7 +16,7 @@ import redis_sync_aio
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.pages import Page
+from .pages import Page
 
 PACKAGE = Path(redis_sync_aio.__file__).parent
 

@@ -13,7 +13,7 @@ import redis as blocking
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.embedded import alive, eventually
-from ..support.pages import Page, without_their_imports
+from .pages import Page, without_their_imports
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -19,7 +19,7 @@ from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
-from ..support.pages import ADDRESS
+from .pages import ADDRESS
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "jobs.md"
 pytestmark = [

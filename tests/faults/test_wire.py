@@ -24,6 +24,7 @@ from redis_sync_aio import (
     AsyncEvent,
     AsyncLock,
     AsyncMultiLock,
+    AsyncReadWriteLock,
     AsyncSemaphore,
     Lease,
     QueueFull,
@@ -33,6 +34,7 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
 
+from ..support.body import waits
 from ..support.inside import load, parties
 from ..support.pairwise import each_value
 from ..support.primitives import (
@@ -61,7 +63,6 @@ from ..support.proxy import (
     anything,
     script,
 )
-from ..support.rwlocks import SCRIPT, both, queued
 from ..support.views import holder_of, readers_of, writer_of
 from ..support.wire_sweep import (
     ANSWERS,
@@ -82,7 +83,11 @@ from ..support.wired import ACQUIRE, BREAK, COUNT_DOWN, JOIN, MODES, RELEASE, SO
 from ..support.wired import quiet_loop as quiet_loop
 
 FAULTS = WIRE | ANSWERS
-RESIZE, DOWNGRADE, COUNT = script(load("permits/resize").sha), script(load(SCRIPT).sha), script(COUNT_DOWN.sha)
+RESIZE, DOWNGRADE, COUNT = (
+    script(load("permits/resize").sha),
+    script(load("permits/downgrade").sha),
+    script(COUNT_DOWN.sha),
+)
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 
 
@@ -215,10 +220,11 @@ async def pause(w: Wired, arm: Arm) -> int:
 
 async def downgrade(w: Wired, arm: Arm) -> int:
     """Without a gap: a writer that waits stays out."""
-    mine, others = await both(w)
+    await w.direct.script_load(load("permits/downgrade").source.decode())
+    mine, others = AsyncReadWriteLock(w.sync, w.name), AsyncReadWriteLock(w.other, w.name)
     writer = await mine.write().acquire()
     waiting = asyncio.create_task(others.write().acquire())
-    await queued(others, 1)
+    await wait_until(waits(others), SOON, timeout=15)
     arm(DOWNGRADE)
     await mine.downgrade(writer)
     found = await others.statistics()

@@ -22,7 +22,6 @@ from redis_sync_aio._engine import watch_permits
 from redis_sync_aio._engine.permit_rules import PermitDecision
 from redis_sync_aio._scripts.constants import Outcome
 
-from ..support import gate_rules as gates
 from ..support.executions import by_watch, clocked
 from ..support.histories import (
     INBOXES,
@@ -58,6 +57,7 @@ from ..support.inside import (
 )
 from ..support.script_mutants import Mutant
 from . import barrier_rules as barriers
+from . import gate_rules as gates
 from .attach_rules import attach, downgrade
 
 KEYS = permit_keys(b"h", "sem")

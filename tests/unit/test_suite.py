@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 OF_THE_MODULE = {
     *("unit/test_types_and_keys", "unit/test_schedule", "unit/test_refusals"),
     *("engine/test_talks", "engine/test_engines", "simulation/test_histories", "simulation/test_permit_histories"),
-    *("simulation/attach_rules", "simulation/barrier_rules", "support/gate_rules"),
+    *("simulation/attach_rules", "simulation/barrier_rules", "simulation/gate_rules"),
     "simulation/test_schedules",
 }
 """Tests of the very modules that they import."""

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncRobustLock, Coordinator
 from redis_sync_aio.types import Abandoned, BaseLease
 
-from .inside import robust_keys
+from ..support.inside import robust_keys
 
 NAME = "robust"
 KEYS = robust_keys(NAME.encode())

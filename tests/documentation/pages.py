@@ -43,7 +43,7 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFenced
 
 from redis_sync_aio import Coordinator
 
-from .embedded import free_port
+from ..support.embedded import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "redis://localhost"
