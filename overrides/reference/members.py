@@ -105,22 +105,6 @@ class InheritedMembers(griffe.Extension):
             for name in kind.members:
                 homes.setdefault(f"{kind.path}.{name}", f"{shown}.{name}")
             self.give(kind, shown, public, homes)
-        for kind in kinds:
-            self.abridge(kind)
-
-    def abridge(self, kind: griffe.Class) -> None:
-        """Leave out the types of parameters in signatures where the docstring says that they are those of another."""
-        made = kind.members.get("__init__")
-        if not isinstance(made, griffe.Function):
-            return
-        documented = [one.docstring for one in (kind, made) if one.docstring]
-        parts = [part for docstring in documented for part in docstring.parsed]  # reads the types, so before they go
-        parameters = [
-            one for part in parts if part.kind is griffe.DocstringSectionKind.parameters for one in part.value
-        ]
-        for told in parameters:
-            if told.description.startswith(("As for ", "As of ")) and told.name in made.parameters:
-                made.parameters[told.name].annotation = None
 
     def modules(self, module: griffe.Module) -> Iterator[tuple[str, griffe.Module]]:
         """Yield the public modules, and their paths."""
