@@ -285,7 +285,7 @@ class Lock(RedisLock):
 
         def was_ours(call: Call) -> bool:
             # An earlier copy of this release may have been executed, and its answer lost or not waited for. Before our
-            # deadline nobody but us can have ended the lock, so then it was that copy (P4).
+            # deadline only this process can have ended the lock, so then it was that copy (P4).
             surely_ours = latest.token == token and call.sent < latest.deadline
             return call.reply == ReleaseReply.RELEASED or (surely_ours and (call.ambiguous or uncertain))
 

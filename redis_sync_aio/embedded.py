@@ -323,8 +323,8 @@ class HeldPort:
         try:
             for one, port in zip(self._sockets, (number, number + 10000), strict=True):
                 one.bind((EmbeddedServer.host, port))
-                # After bind: from now on a server, which sets the same option, may listen there next to us, and nobody
-                # without it may use the port. Other systems than Linux do not allow the server that.
+                # After bind: from now on a server, which sets the same option, may listen there next to us, and no
+                # program without it may use the port. Other systems than Linux do not allow the server that.
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:
             self.close()

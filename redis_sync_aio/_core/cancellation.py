@@ -30,7 +30,7 @@ def undo_in(loop: asyncio.AbstractEventLoop, undo: Callable[[], object]) -> None
     """Call ``undo`` in ``loop``: now where that runs, else as soon as it runs; never if it is closed.
 
     The work that a coroutine began is undone when its await ends, however it ends. That may be by `GeneratorExit`: by
-    ``close()``, or in whatever thread the garbage collector finds that nobody awaits it any more.
+    ``close()``, or in whatever thread the garbage collector finds that it is not awaited any more.
     """
     if asyncio._get_running_loop() is loop:
         undo()
@@ -40,7 +40,7 @@ def undo_in(loop: asyncio.AbstractEventLoop, undo: Callable[[], object]) -> None
 
 
 async def outcome_of(outcome: asyncio.Future[T]) -> T:
-    """Return the result of ``outcome``. If the await is closed by GeneratorExit, nobody retrieves what comes later."""
+    """Return the result of ``outcome``. If the await is closed by GeneratorExit, a later outcome is not retrieved."""
     try:
         return await outcome
     except GeneratorExit:

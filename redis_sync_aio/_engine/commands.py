@@ -24,7 +24,7 @@ class Answer(NamedTuple):
     # QUEUED: 1 if the ticket is new in the queue; GRANTED, OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit;
     # QUEUE_FULL: how many tickets there are
     number: int
-    left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
+    left: float | None  # seconds until the holder's lease ends; None: never, or it is not held
     server_time: float  # seconds
     more: int  # BUSY, QUEUED: a Look; GRANTED, OWN: the weight; MISMATCH: 1 if the limit was set by a resize
     previous: int = 0  # of a writer: the fence of the writer before it; 0: the server remembers none

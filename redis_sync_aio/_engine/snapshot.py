@@ -71,7 +71,7 @@ class PermitSnapshot:
     """The keys of permits at one moment. When PERMITS or STATE is lost (evicted), there are no permits in it."""
 
     now: int  # server time in microseconds
-    limit: int = 0  # 0: nobody has set one
+    limit: int = 0  # 0: none was set
     used: int = 0  # the sum of all weights; stored, so that `permits` need not have those that no decision reads
     fence: int = 0  # the last one
     permits: Mapping[bytes, Permit] = field(default_factory=dict)  # by token

@@ -1,7 +1,7 @@
 """A name as this process sees it: its acquisitions, its leases, and what tasks share of it.
 
 A task that waits has an acquisition of its own, or shares those of a cohort (`cohort.py`). The object exists while
-somebody waits, or something is held.
+a request waits, or a lease is held.
 """
 
 from __future__ import annotations

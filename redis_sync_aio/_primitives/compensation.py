@@ -109,7 +109,7 @@ class Compensation:
         self._timeout = positive_seconds(timeout, "timeout")
         self._pushed: list[_Pushed] = []
         self._open: bool | None = None  # None: not entered yet
-        self._waiting = 0  # steps to be recorded that nobody has awaited
+        self._waiting = 0  # steps to be recorded that were not awaited
 
     async def __aenter__(self) -> Self:
         if self._open is not None:

@@ -321,7 +321,7 @@ def synchronized(
 
 def checked_source(client: ClientSource, name: str, ttl: Seconds | None) -> Callable[[], Client | CoordinatorLike]:
     """Check the arguments before the first call, and return the function that gives the client of a call."""
-    if not callable(client) or isinstance(client, type):  # a class: somebody forgot to call it
+    if not callable(client) or isinstance(client, type):  # a class: the call was forgotten
         given = cast("Client | CoordinatorLike", client)
         AsyncLock(given, name, ttl=ttl)
         return lambda: given

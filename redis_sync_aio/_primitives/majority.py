@@ -2,7 +2,7 @@
 
 P8 over several servers. A fence is the clock of the server that granted it, or one more than the last one there. So a
 server whose clock is an hour ahead grants fences that the others reach an hour later. If such a fence were used, and
-the other servers that know of it lost their data, the next majority would grant a lower one. Hence nobody is given a
+the other servers that know of it lost their data, the next majority would grant a lower one. Hence no holder is given a
 fence that is more than `APART` ahead of those of a majority. A server that forgot it and stays away for that long comes
 back with a clock that is past it.
 """

@@ -652,7 +652,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
                 if len(held) == len(self._locks):
                     if all(map(_valid, held)):
                         return held
-                    _give_back(held)  # one was lost while we waited for the others; nobody relied on it yet
+                    _give_back(held)  # one was lost while we waited for the others; it was not relied on yet
                     held = []
         except BaseException:
             undo_in(loop, partial(_give_back, held))

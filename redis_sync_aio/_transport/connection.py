@@ -281,7 +281,7 @@ def _resolve(future: Call | Exchange | asyncio.Future[Reply], reply: Reply) -> N
         return
     if isinstance(reply, ReplyError):
         future.set_exception(reply)
-        future.exception()  # retrieved, as nobody awaits some replies of a handshake
+        future.exception()  # retrieved, as some replies of a handshake are not awaited
     else:
         future.set_result(reply)
 
@@ -545,7 +545,7 @@ class Connector:
             logs.raise_later(error, of_task=True)
 
     async def _connect(self) -> None:
-        """Try until a connection is established, connecting is refused for good, or nobody needs it."""
+        """Try until a connection is established, connecting is refused for good, or it is not needed."""
         try:
             pause, overdue = self._first_pause(), 0
             for failed in count(1):

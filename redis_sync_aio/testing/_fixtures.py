@@ -265,7 +265,7 @@ class Watched:
         """The locks and coordinators that were left when a loop ended, or the test."""
         self._ends: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
         self._watchers: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        """The tasks that await `BeforeTheEnd`, while nobody has looked."""
+        """The tasks that await `BeforeTheEnd`, which were not looked at yet."""
         self._ended: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def note(self) -> None:

@@ -210,14 +210,14 @@ class Dialogue(Generic[T]):
             self._subscriber |= question.verb in _CONFIRMATIONS
 
     def is_push(self, frame: Frame) -> bool:
-        """Return whether a frame from the server is something that nobody asked for."""
+        """Return whether a frame from the server was not asked for."""
         if frame.kind == ">":
             return not self._confirms(frame)
         resp2_subscriber = self._subscriber and not self._resp3
         return resp2_subscriber and frame.kind == "*" and bool(frame.items) and frame.items[0] in _MESSAGES
 
     def take(self, frame: Frame) -> tuple[T | None, Frame] | None:
-        """Return the command that is answered (None: nobody asked) and its whole reply; None: more of it follows."""
+        """Return the command that is answered (None: none was asked) and its whole reply; None: more of it follows."""
         if not self._questions:
             return None, frame
         question = self._questions[0]

@@ -1,4 +1,4 @@
--- Acquire a lock that nobody holds and nobody waits for, with four commands. Returns the fence, or
+-- Acquire a lock that is neither held nor waited for, with four commands. Returns the fence, or
 -- leaves all as it was. Needs `token`, `ttl`, `tail`: the place of the last ticket, and `least`: as
 -- for next_fence.
 if not tail then

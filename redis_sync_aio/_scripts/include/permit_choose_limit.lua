@@ -1,5 +1,5 @@
 -- Decide which limit counts when the caller brings another one than the server's. It is the
--- caller's if ARGV[7] is 'set', or if nobody holds or waits: acquirers only imply a limit. It is
+-- caller's if ARGV[7] is 'set', or if none is held or waits: acquirers only imply a limit. It is
 -- the server's if ARGV[7] is 'keep'. A limit that a resize has set stays. If it still `differs` the
 -- request is refused. One that has its permit sets nothing: it may be a late copy of the request
 -- that got it. Needs what `settle` returned, and `permit` of the token.

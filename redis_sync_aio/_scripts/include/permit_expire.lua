@@ -1,5 +1,5 @@
 -- Drop expired permits. Included after `permit_queue`. If one of the two keys was lost (evicted),
--- nothing is known of the permits, so nobody holds any.
+-- nothing is known of the permits, so none is held.
 if used > 0 and not soonest then
   local resized = redis.call('HGET', STATE, 'resized')
   redis.call('DEL', STATE)

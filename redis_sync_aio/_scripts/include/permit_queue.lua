@@ -66,7 +66,7 @@ local function settle(mine)
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
       end
       local heard = publish(inbox, grant .. previous(weight), true)
-      if limit == OPEN_LIMIT then heard = 1 end -- it takes nobody's place, and asks when it is back
+      if limit == OPEN_LIMIT then heard = 1 end -- it takes no place, and asks when it is back
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds its turn later
         redis.call('ZADD', QUEUE, place, ticket)
         redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)

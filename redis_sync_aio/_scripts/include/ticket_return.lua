@@ -1,5 +1,5 @@
 -- Give a ticket its `former` place again (us as text; nil or '': none), if it was passed over
--- while nobody listened at its inbox: it is ahead of all that came later. Sets `back`: whether it
+-- while its inbox had no listener: it is ahead of all that came later. Sets `back`: whether it
 -- had lost its place. A place that is not in the past is that of another clock.
 local back = (former or '') ~= '' and former + 0 < now and
   redis.pcall('ZADD', QUEUE, 'NX', former, ticket) == 1

@@ -4,8 +4,8 @@
 -- REPLY  {Outcome, n, ms left (-1 = forever, -2 = not held), server time in us, 0}: OWN (n: the
 --        fence); BUSY (neither token holds the lock)
 -- REPLAY A token that holds the lock already gets OWN again, and the same time.
--- COST   O(1); O(log waiters) if the lease ends sooner than before; as lock/release.lua if nobody
---        holds the lock
+-- COST   O(1); O(log waiters) if the lease ends sooner than before; as lock/release.lua if the
+--        lock is not held
 -- include: lock_keys
 -- include: lock_queue
 -- include: notify_sooner

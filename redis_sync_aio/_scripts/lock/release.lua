@@ -4,7 +4,7 @@
 -- ARGV   1 token ('' = only withdraw the ticket)  2 ticket ('' = none)  3 '1' if the acquire that
 --        this undoes may still be in flight: it shall find its token SPENT  4 see lock_poller_gap;
 --        missing or 0: no gap. Of a robust lock 4 and 5 are those of robust_end_record
--- REPLY  ReleaseReply: GONE (nobody holds the lock), RELEASED, or TAKEN (another token holds it)
+-- REPLY  ReleaseReply: GONE (the lock is not held), RELEASED, or TAKEN (another token holds it)
 -- REPLAY The second run finds the token gone and changes nothing. It cannot tell whether the first
 --        run released the lock; the caller knows whether that may have happened, and reads GONE and
 --        TAKEN accordingly. (An identity that waits for itself elsewhere is the exception: its next

@@ -5,8 +5,8 @@
 -- REPLY  {Renewed: GONE, RENEWED or TAKEN, server time in us}; RENEWED with ARGV[3] also returns
 --        the first of those fences (0 = none), and 1 if a ticket waits, else 0
 -- REPLAY Sets the same remaining time again; reserves other fences.
--- COST   O(1); O(log waiters) if the lease ends sooner than before; as lock/release.lua if nobody
---        holds the lock. PEXPIRE is allowed when the server is out of memory
+-- COST   O(1); O(log waiters) if the lease ends sooner than before; as lock/release.lua if the
+--        lock is not held. PEXPIRE is allowed when the server is out of memory
 -- include: lock_keys
 -- include: lock_queue
 local holder, ttl, record = redis.call('GET', NAME), ARGV[2], KEYS[5]
