@@ -190,10 +190,8 @@ class Coordinator:
 
         A request for a lease waits meanwhile, until the body is cancelled; a task that holds another lease gets
         CoordinatorClosed. If the body ends with CoordinatorClosed, or a group of these, that counts as its end.
-        A signal that the process ignores is left alone.
-
-        The handlers that were there before the block are back at its end, and from the first signal on: a second signal
-        ends the program as it does without the block. SIGTERM kills it immediately, and its leases end with their ttl.
+        A signal that the process ignores is left alone. A second signal acts as without the block: SIGTERM kills the
+        process, and its leases end with their ttl.
 
         Args:
             drain: How long bodies may keep running (seconds).

@@ -22,6 +22,16 @@ AS_FOR = re.compile("As for `AsyncLock`")
 FACTORY = re.compile(r"Arguments: `(?:redis_sync_aio\.)?([\w.]+)`\.$")
 """The end of the docstring of a function that makes an object of a class, and takes its arguments."""
 
+COMMON = re.compile(
+    r"\n+ *On cancellation,? (?:the (?:reply is|replies are|answer is) ignored"
+    r"|the (?:command|release) continues in the background"
+    r"|the waiter leaves the queue, without delaying the cancellation"
+    r"|whatever the server did for the request is undone, without delaying the cancellation)\.(?=\n|$)"
+)
+"""Sentences that reference/index.md has for all functions."""
+
+THE_OTHERS = re.compile(r"\b[Aa]rguments\b[^.]*\bare those of\b")
+
 
 def public(package: griffe.Module) -> Iterator[tuple[str, griffe.Object]]:
     """Yield the public classes and functions, each with the path that it has in the reference."""
@@ -68,12 +78,19 @@ class Arguments(griffe.Extension):
                 for parameter in function.parameters:
                     parameter.annotation = None
                 function.returns = None
+            for docstring in docstrings:
+                docstring.value = COMMON.sub("", docstring.value)
             sections = [section for docstring in docstrings for section in docstring.parsed]  # reads the types: first
+            text = "\n".join(docstring.value for docstring in docstrings)
             told = [
                 one for part in sections if part.kind is griffe.DocstringSectionKind.parameters for one in part.value
             ]
             for argument in told:
                 self.refer(path, function, argument, homes)
+            if THE_OTHERS.search(text):
+                explained = {argument.name for argument in told}
+                for parameter in function.parameters:
+                    parameter.annotation = parameter.annotation if parameter.name in explained else None
 
     def refer(
         self,

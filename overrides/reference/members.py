@@ -15,7 +15,7 @@ import griffe
 
 FIRST = (
     *("AsyncLock", "AsyncSemaphore", "BaseLease", "GuardingLease", "Lease"),
-    *("ReadSide", "AsyncReadWriteLock", "Transaction", "Server"),
+    *("ReadSide", "AsyncReadWriteLock", "Transaction", "Topology"),
 )
 """Classes that explain the members they share with others."""
 SAME = {"Face": "AsyncLock"}

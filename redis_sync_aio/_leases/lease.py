@@ -318,9 +318,8 @@ class GuardingLease(BaseLease):
         """Return an async context manager for writes that happen only if the lease still holds at that moment.
 
         The body reads immediately, calls ``tx.multi()``, and then writes, as in
-        [`transaction`][redis_sync_aio.transaction]. The writes are executed at the end of the block. A holder that was
-        stopped for longer than its lease may have lost it by then, and must not overwrite the work of the next holder.
-        Therefore the server compares the token and executes the writes in one step. These writes need no fence.
+        [`transaction`][redis_sync_aio.transaction]. At the end of the block the server compares the token and executes
+        the writes in one step. These writes need no fence.
 
         The lock and the keys that are written have to be in one Redis. A block takes two round trips, one more than a
         plain MULTI. If a renewal gets in between, the same writes are tried again. All locks of a `MultiLease` have to

@@ -178,13 +178,7 @@ class LeaderElection(Face[_Seat]):
 
         Example:
             ```python
-            from redis_sync_aio import LeaderElection
-            from redis_sync_aio.types import Term
-
-            election = LeaderElection(redis, "scheduler", label="worker-3", ttl=10)
-
-
-            async def work(term: Term) -> None:
+            async def work(term):
                 await schedule(term.number)
 
 

@@ -111,18 +111,16 @@ class AsyncEvent(Face[Gate]):
     - A repeated command, whose answer was lost, has one effect: a late copy of a `set` does not undo a later `clear`.
     - A waiter that is cancelled, or dies, leaves nothing behind.
 
-    The server keeps the event, so it stays set when the process that set it has ended. A server that restarts without
-    its data forgets it, and waiters keep waiting: a process that knows better has to set it again. After a failover,
-    waiters queue again.
+    The event outlives the process that set it. A server that restarts without its data forgets it, and waiters keep
+    waiting: set it again. After a failover, waiters queue again.
 
     Each call costs one round trip, and O(log waiters) on the server. `set` costs that for each waiter.
 
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`. An event and a lock of the same name are independent.
-        keep: How long, at least, the server remembers that it was set, 0.01 s to ten years. In any
-            case an hour, and at most two and a half times as long. After that it counts as never set. None: until
-            `clear`.
+        keep: How long the server remembers that it was set, 0.01 s to ten years: at least that and an hour, at most two
+            and a half times as long. None: until `clear`.
         engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
@@ -214,8 +212,8 @@ class AsyncCountDownLatch(Face[Gate]):
     - The last count wakes all waiters, in all processes, by one push to each. Every later `wait` returns immediately.
     - A waiter that is cancelled, or dies, leaves nothing behind.
 
-    A latch counts work that is done, so it does not notice a worker that dies. Give `wait` a timeout, and let the
-    successor of the worker count with the same identity. An [`AsyncBarrier`][redis_sync_aio.AsyncBarrier] notices.
+    A latch does not notice a worker that dies, as an [`AsyncBarrier`][redis_sync_aio.AsyncBarrier] does. Give `wait` a
+    timeout, and let the successor of the worker count with the same identity.
 
     Each call costs one round trip, and O(log waiters + log counts) on the server. The last `count_down` costs that for
     each waiter.
@@ -225,9 +223,9 @@ class AsyncCountDownLatch(Face[Gate]):
         name: As for `AsyncLock`. A latch opens once, so give each piece of work a name of its own ("import:17").
         count: Where it starts, 1 to 1,000,000,000; the same in all processes, else `count_down` raises LimitMismatch.
             The server takes it from the first `count_down`.
-        keep: How long, at least, the server remembers it after the latest `count_down`, 0.01 s to ten years. In any
-            case an hour, and at most two and a half times as long. After that it is a new latch.
-            Default: a day. A server that restarts without its data forgets it immediately.
+        keep: How long the server remembers it after the latest `count_down`, 0.01 s to ten years: at least that and an
+            hour, at most two and a half times as long. Then it is a new latch. Default: a day. A server that restarts
+            without its data forgets it immediately.
         engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
@@ -366,8 +364,7 @@ class AsyncBarrier(Face[_Parties]):
 
     A party that died less than ``ttl`` ago still counts if the others come within that time. A party that never
     came is not noticed, so give `wait` a timeout. When the server is replaced or restarts (a failover, a slot that
-    moves), a party cannot know whether it was counted and gets BrokenBarrierError, but the barrier is not broken for
-    those that come then.
+    moves), waiting parties get BrokenBarrierError, but the barrier is not broken for those that come then.
 
     Each call costs one round trip, and O(parties * log parties) on the server.
 

@@ -62,12 +62,12 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     with little time for its answer. The lock is acquired when n // 2 + 1 of them have granted it and their leases have
     not ended meanwhile; otherwise everything is given back. Three things are added:
 
-    - A request that has to wait stands in the queue of the first server that answers, which wakes it. There are no
-      random retries, so the order is that of arrival while the same server answers to all.
-    - Leases are renewed, servers that do not hold the lock are asked again, and the body is cancelled when there is no
-      majority any more.
-    - There is a fence. A majority has granted it, or it is raised there before `acquire` returns. (A fence that is more
-      than 10 seconds ahead of a majority is not used: the clock of that server is wrong.)
+    - A request that has to wait stands in the queue of the first server that answers, which wakes it. The order is that
+      of arrival while the same server answers to all.
+    - Leases are renewed, servers that do not hold the lock are asked again, and the loss of the majority cancels the
+      body.
+    - There is a fence, which a majority has granted, or knows before `acquire` returns. A fence more than 10 seconds
+      ahead of a majority is not used.
 
     Guarantee: there is never more than one holder by the clocks of a majority of servers, under two conditions. The
     clocks run at the same speed (1 % and 2 ms of a ttl are allowed for). And no server forgets a lease before its end:
@@ -80,8 +80,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     Args:
         clients: For each server a `redis.asyncio.Redis`, or a `Coordinator` of one, in the same order everywhere. Use
-            three or five servers that are not replicas of each other. An even number needs one more answer and
-            tolerates no more failures.
+            three or five servers that are not replicas of each other. An even number tolerates no more failures.
         name: As for `AsyncLock`; the same on all servers.
         ttl: How long a lease lasts unless it is renewed, 0.01 s to ten years.
         auto_renew: As for `AsyncLock`.

@@ -64,8 +64,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     - A cancelled task or a lost reply leaves nothing behind.
 
     The server keeps the limit. The first request sets it. While permits are held or waited for, a request with another
-    limit raises LimitMismatch (see ``on_mismatch``). When it has no holder and no waiter, the limit of the next request
-    is the new one. ``limit=None`` takes the limit of the server. [`resize`][redis_sync_aio.AsyncSemaphore.resize]
+    limit raises LimitMismatch (see ``on_mismatch``). Without holders and waiters the next request sets a new one.
+    ``limit=None`` takes the limit of the server. [`resize`][redis_sync_aio.AsyncSemaphore.resize]
     changes it for all, until the next `resize`. A limit that was not set by `resize` is forgotten one to two hours
     after the last grant or renewal (later if the ttl is over 48 minutes).
 
@@ -74,8 +74,7 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`, 1 to 8192 bytes. A semaphore and a lock of the same name are independent.
-        limit: How many permits there are, 0 to 1,000,000,000. None: as many as the server says. 0: the semaphore is
-            paused. Requests of any weight wait in their order, and holders keep, renew and release their permits.
+        limit: How many permits there are, 0 (paused, see `resize`) to 1,000,000,000. None: as many as the server says.
         on_mismatch: Whose limit counts while permits are held or waited for under another one, as in a rolling
             deployment that changes the limit. "raise" (default): neither; LimitMismatch. "keep": that of the server,
             until it has no holder and no waiter. "set": this one, from now on. A limit that was set by `resize` is
@@ -217,9 +216,8 @@ class AsyncSemaphore(PermitPrimitive[Lease]):
         A higher limit grants waiting requests immediately. A lower limit takes nothing away: nothing is granted while
         more than that is held. A waiter that is heavier than the new limit gets LimitMismatch.
 
-        A limit of 0 pauses the semaphore: nothing is granted until a `resize` raises the limit. Holders keep their
-        permits, and may renew and release them. Waiters of any weight keep their places, and are granted in order when
-        the limit is raised; those heavier than that limit get LimitMismatch. Meanwhile `try_acquire` returns None.
+        A limit of 0 pauses the semaphore: holders keep, renew and release their permits, waiters of any weight keep
+        their places, and `try_acquire` returns None until a `resize` raises the limit.
 
         This object uses the new limit from now on. Objects that were made with another limit get LimitMismatch, so make
         those with ``limit=None``.

@@ -246,16 +246,10 @@ async def _gone(request: web.Request) -> None:
 def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
     """Return a middleware that answers errors of locks: 423 if what a handler asked for is busy, 503 for the others.
 
-    - 423, or the ``status`` of `hold_lock`, has a Retry-After: the seconds until the lease of the holder ends if it is
-      not renewed. So has 429, which stands for a full queue (``max_waiting``).
-    - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the handler.
-      The handler may or may not have done its work.
-    - A group of exceptions that has nothing but such errors, as a TaskGroup of the handler raises, is a 503. A group
-      with any other error is raised.
-    - The handlers of applications that were added below it (``app.add_subapp``) are answered, too.
-
-    The answers say no more than that; the log does (``request_not_served``). If a part of another answer was sent, the
-    error is raised, and aiohttp closes the connection.
+    [The table](https://redis-sync-aio.github.io/redis-sync-aio/recipes/fastapi/#what-the-client-sees) has each answer;
+    the log has the reason (``request_not_served``). After a 503 the handler may or may not have done its work. A group
+    of exceptions with any other error is raised. If a part of another answer was sent, the error is raised, and aiohttp
+    closes the connection. Handlers of applications below it (``app.add_subapp``) are answered, too.
 
     Args:
         also: More errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from commands of your own.

@@ -281,19 +281,12 @@ def _depends(holding: _web.Holding, values: Mapping[str, Callable[..., object] |
 def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> None:
     """Let ``app`` answer errors of locks: 423 if the lock or permit of an endpoint is busy, 503 for the others.
 
-    - 423, or the ``status`` of `hold_lock`, has a Retry-After: the seconds until the lease of the holder ends if it is
-      not renewed. So has 429, which stands for a full queue (``max_waiting``).
-    - 503 stands for no answer of Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the
-      endpoint. The endpoint may or may not have done its work.
-    - A group of exceptions that has nothing but such errors, as a TaskGroup of the endpoint raises, is a 503. A group
-      with any other error stays a 500.
-    - A websocket that is open is closed with 1013.
+    [The table](https://redis-sync-aio.github.io/redis-sync-aio/recipes/fastapi/#what-the-client-sees) has each answer;
+    the log has the reason (``request_not_served``). After a 503 the endpoint may or may not have done its work. Routes
+    that hold something have 423 and 503 in the OpenAPI document.
 
     Handlers of exceptions that the application has are left alone. Applications of FastAPI and Starlette that are
     mounted below it when it starts answer in the same way. Those of other frameworks do if they let errors propagate.
-
-    The answers say no more than that; the log does (``request_not_served``). Both are described in the OpenAPI
-    document, for the routes that hold something.
 
     Args:
         app: The application.

@@ -12,17 +12,15 @@ from ._base import SyncError, no_answer, time_allowed
 class AcquireTimeout(SyncError, TimeoutError):
     """The lock was not granted within ``timeout``: others held it, or Redis had not answered yet.
 
-    **State:** you hold nothing, and nothing of the request stays on the server, or its withdrawal is on its way behind
-    it.
+    **State:** you hold nothing. The request is withdrawn, or its withdrawal is on its way.
 
     Causes, the likeliest first:
 
     - Others hold it or are ahead of you in the queue.
     - "Redis has not answered yet" (``answered`` is False): allow at least a second.
     - "This process holds it": another task of your program, or the very task that asks.
-    - "Its key has the value … and no ttl": another program wrote it. If it is data, give the lock another name. If it
-      is a lock that another program forgot, release it: ``redis-sync-aio release NAME --token TOKEN``, with that value
-      as the token.
+    - "Its key has the value … and no ttl": another program wrote it. Rename the lock if the key is data; else release
+      it: ``redis-sync-aio release NAME --token VALUE``.
     - A semaphore has fewer free permits than you asked for. A crashed process keeps its permits for its ttl.
 
     **Do:** look at ``redis-sync-aio show NAME``. Hold the lock for less long, split the name, or turn the work away:
@@ -317,12 +315,10 @@ class LeaseLost(SyncError):
     [Why was my lease lost?](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/#why-was-my-lease-lost)
     has the causes of each ``reason``:
 
-    - ``"expired"``: Its time was up (not renewed on purpose, ``max_hold``, renewals refused), or it is gone from the
-      server: released by its identity or by force, deleted, or lost. The message says which of the two happened.
+    - ``"expired"``: Its time was up, or it is gone from the server. The message says which.
     - ``"taken"``: Another client holds the lock now.
-    - ``"unreachable"``: The deadline passed while Redis could not be reached to renew the lease.
-    - ``"late"``: The deadline passed because this process did not renew in time: it was suspended, or its event loop
-      was blocked or had too much to do. The server was not asked. Another client may hold the lock.
+    - ``"unreachable"``: The deadline passed while Redis was unreachable.
+    - ``"late"``: The deadline passed because this process did not renew in time: it was suspended, blocked or too busy.
     - ``"closed"``: This process closed the coordinator or its client.
     - ``"released"``: Another task of this process released the lease while the body ran.
 

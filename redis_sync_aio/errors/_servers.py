@@ -15,8 +15,7 @@ class Unreachable(SyncError, RedisConnectionError):
 
     **State:** it depends on the request.
 
-    - Acquiring: you hold nothing. A grant whose answer was lost is withdrawn when the server is back, and ends with its
-      ttl at the latest.
+    - Acquiring: you hold nothing. A grant whose answer was lost is withdrawn later; it ends with its ttl at the latest.
     - Waiting for an event, a latch or a barrier: it may have opened.
     - Releasing: it is repeated in the background. The lease ends with its ttl at the latest.
     - Extending: the deadline is the old one.
@@ -24,10 +23,10 @@ class Unreachable(SyncError, RedisConnectionError):
     - A transaction: nothing was written; otherwise you get `OutcomeUnknown`.
 
     **Do:** check the server and the network (``redis-sync-aio doctor``), or allow more time (``retry_for``,
-    ``timeout``). The server is down, or a failover takes longer than ``retry_for``; the address, the port or TLS is
-    wrong; your client raised while it connected; the ttl is shorter than a round trip ("takes longer to answer"); or
-    too few servers of a Redlock answered, or their clocks are far apart. "No Redis has answered at …" comes after about
-    a second, if connections are refused at an address that has never answered. It is also redis-py's `ConnectionError`.
+    ``timeout``). Other causes: a wrong address, port or TLS; a client that raised while it connected; a ttl below a
+    round trip ("takes longer to answer"); too few answers to a Redlock, or clocks that are far apart. "No Redis has
+    answered at …" comes after about a second, if an address that never answered refuses connections. It is also
+    redis-py's `ConnectionError`.
     """
 
     @staticmethod

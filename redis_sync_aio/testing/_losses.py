@@ -34,12 +34,11 @@ async def lose(lease: BaseLease, reason: LossReason = "taken") -> None:
 
     Its cause happens, within half a second.
 
-    - "expired": The lease is released on the server behind the back of its holder, and then renewed.
+    - "expired": The server releases the lease, which is then renewed.
     - "taken": Another token is put under the key of the lock, for a minute. Then the lease is renewed.
     - "unreachable": The server lets the lease end in 0.1 seconds, and no command about it gets there meanwhile.
-    - "late": The server does the same, and this event loop is blocked for up to 0.2 seconds, with all its tasks.
-    - "closed": The coordinator gives the lease up as it does when it closes, and keeps running. To lose all its leases,
-      close it.
+    - "late": The same, and this event loop is blocked for up to 0.2 seconds.
+    - "closed": The coordinator gives this lease up as if it closed, and keeps running.
     - "released": Another task releases the lease while its body runs.
 
     A lease that is not renewed cannot be late, and one without an end (``ttl=None``) asks the server nothing: these are

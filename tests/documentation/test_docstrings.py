@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from sybil import Document
 
 import redis_sync_aio
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, Coordinator
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, Coordinator, LeaderElection
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .pages import Page
@@ -68,6 +68,7 @@ def given(url: str) -> dict[str, object]:
         "sync": Coordinator(redis),
         "lock": AsyncLock(redis, "orders:42"),
         "rw": AsyncReadWriteLock(redis, "config"),
+        "election": LeaderElection(redis, "scheduler"),
     }
 
 
