@@ -60,9 +60,9 @@ async def transaction(
     """Run ``body(tx)`` as a transaction: its writes are made together, and only if none of ``keys`` changed meanwhile.
 
     The body reads (``await tx.get(...)``), calls ``tx.multi()``, and queues writes (``tx.set(...)``). If another client
-    changes one of the keys after it is watched, nothing is written, and the whole body runs again after a pause. So a
-    body must do nothing that cannot be done twice, except through ``tx``. This is the optimistic locking of Redis
-    (WATCH, MULTI, EXEC), with bounded retries.
+    changes one of the keys meanwhile, nothing is written, and the whole body runs again after a pause. So except
+    through ``tx``, it must do nothing that cannot be done twice. This is Redis's optimistic locking (WATCH, MULTI,
+    EXEC), with bounded retries.
 
     Guarantees:
 

@@ -83,10 +83,9 @@ class _Acquired:
 class Lock(RedisLock):
     """A distributed lock with the interface of `redis.asyncio.lock.Lock`, on this package's queue.
 
-    The token is stored on the object, as ``lock.local.token`` (bytes; None when not held), and may be set by hand to
-    pass a held lock on to another object or process. A task that acquired through this object, and whose lock was not
-    released, acts on its own token as long as another living task holds the lock through it; otherwise every task acts
-    on the object's token.
+    The token is ``lock.local.token`` (bytes; None when not held), and may be set by hand to pass a held lock on to
+    another object or process. A task that acquired through this object, and has not released, acts on its own token as
+    long as another living task holds the lock through it; otherwise every task acts on the object's token.
 
     Errors are redis-py's: LockError and LockNotOwnedError as documented there, ConnectionError when Redis is out of
     reach, ResponseError or a subclass when it refuses a command. TypeError and ValueError are for bad arguments.

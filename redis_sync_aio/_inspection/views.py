@@ -57,7 +57,7 @@ class HolderView:
         host: The host of the process that holds it, if the token says so.
         pid: The id of that process, if the token says so.
         held_for: Seconds since it was granted; for tasks that share, since the server last gave their process fences.
-            None: the server does not know it (of readers, and of clients of other libraries).
+            None: not known (of readers, and of clients of other libraries).
         remaining: Seconds until the lease ends if it is not renewed. None: it has no end, or it is not readable.
         fence: The fence of that grant. Of a process that shares a lock, the last one that is reserved for its tasks.
         weight: How many permits it has. 1 for locks, for both sides of a read/write lock, and if the user may not read
@@ -65,8 +65,8 @@ class HolderView:
         access: "read" or "write" of a read/write lock. None: it is something else, or the user may not read it.
         foreign: True if a client of another library wrote it. False as well if the user may not read what tells.
         connected: True if the process is connected to the server (in a cluster: to any shard). False: it has ended, is
-            cut off at the moment, or polls since the server refused it messages. None: it has polled from the start,
-            the token does not name a process, or the server does not tell (a replica, or a user that may not ask).
+            cut off, or polls since the server refused it messages. None: it has polled from the start, or is not known
+            (a token without a process, a replica, a user that may not ask).
         task: The name of the task that acquired it, in `Coordinator.statistics`. None: it has ended, or an identity or
             another lease owns it.
     """

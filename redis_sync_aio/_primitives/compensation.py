@@ -43,9 +43,9 @@ class _Pushed:
 class Compensation:
     """An async context in which undo steps are pushed as the work proceeds: a saga.
 
-    If the body raises or is cancelled, the steps run in reverse order: all of them, even if some fail. If the body ends
-    normally, none runs. A cancellation waits for their end. A step that takes longer than ``timeout`` is cancelled and
-    counts as failed.
+    If the body raises or is cancelled, all steps run in reverse order, even if some fail. If it ends normally, none
+    runs. A cancellation waits for their end. A step that takes longer than ``timeout`` is cancelled and counts as
+    failed.
 
     The exception of the body propagates unchanged. If steps failed, it has a note, and their errors are in
     ``undo.errors`` and in the log. The idea is that of Garcia-Molina and Salem, "Sagas" (1987).
@@ -56,11 +56,10 @@ class Compensation:
 
     - Push a step *before* the action that it undoes, since a crash may come in between. A step must do no harm if the
       action did not happen, or if the step runs twice.
-    - The work counts as done when the ``async with`` is left: one command drops its steps from the record there. The
-      next holder undoes the work of a process that dies before that.
+    - The work counts as done when the ``async with`` is left, which drops its steps from the record in one command.
     - If the lease is lost, or another lease of the same identity has adopted the record, recorded steps are not run
       here: they are left to that holder.
-    - A step that failed stays recorded, even when the lease is released, so the next holder finds it.
+    - A step that failed stays recorded for the next holder, even when the lease is released.
 
     Args:
         lease: A lease of an `AsyncRobustLock`. None: nothing is recorded.

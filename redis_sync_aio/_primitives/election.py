@@ -84,9 +84,9 @@ class LeaderElection(Face[_Seat]):
     - Candidates lead in the order in which they came.
     - The next candidate takes over immediately when the leader resigns, and within ``ttl`` when the leader crashes.
 
-    The leader holds a lock, and the other candidates stand in its queue. A leader that is paused may go on before it
-    notices that its term has ended; no lock can prevent that. The number of the term rises with each term, so let the
-    resource refuse a lower one ([`FenceGate`][redis_sync_aio.FenceGate]).
+    The leader holds a lock, and the other candidates stand in its queue. A leader that was paused may keep running
+    after its term. The number of the term rises, so let the resource refuse a lower one
+    ([`FenceGate`][redis_sync_aio.FenceGate]).
 
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].

@@ -102,27 +102,24 @@ class AsyncLock(PlainLock):
     A process that was paused past the end of its lease, or a failover that loses a write, may break this: let the
     protected resource check [`Lease.fence`][redis_sync_aio.Lease.fence].
 
-    A lock is not reentrant. A task that acquires the lock again inside its own ``async with`` body gets WouldDeadlock.
-    A task that holds a bare lease from ``acquire()`` and acquires again waits for itself, so give that call a
-    ``timeout``, or use [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock].
+    A lock is not reentrant. A task that acquires it again inside its own ``async with`` body gets WouldDeadlock; with a
+    bare lease from ``acquire()`` it waits for itself. Use [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock].
 
     Args:
         client: A `redis.asyncio.Redis` or `RedisCluster`, which uses the implicit coordinator of that client, or a
             [`Coordinator`][redis_sync_aio.Coordinator].
-        name: The Redis key that holds the token of the holder. A lock of another library on that key and this lock
-            exclude each other. 1 to 8192 bytes. In a cluster, a name with a ``}`` needs a whole hash tag, as in
-            "orders:{42}".
-        ttl: How long a lease lasts unless it is renewed, 0.01 s to ten years. None: forever. A
-            holder that crashes then blocks all others until `force_release`.
+        name: The Redis key of the token, 1 to 8192 bytes. It excludes locks of other libraries on that key. In a
+            cluster, a name with a ``}`` needs a whole hash tag, as in "orders:{42}".
+        ttl: How long a lease lasts unless it is renewed, 0.01 s to ten years. None: forever, so a holder that crashes
+            blocks all others until `force_release`.
         auto_renew: Renew leases in the background for as long as they are held.
         max_hold: How long a lease is renewed, 0.01 s to ten years. After that the lease is lost.
             None: no limit. With ``ttl=None`` it is the ttl.
         on_lost: "cancel" (default): the loss of the lease cancels the body of ``async with``. "event": the loss only
             makes ``lease.lost`` True. In both cases the end of the body raises LeaseLost.
-        engine: How decisions are made. "auto" (default): Lua scripts on the server, or WATCH, MULTI and EXEC where
-            scripts are not allowed (a warning is logged). "watch": always WATCH, which costs one more round trip for
-            each decision. "lua": always scripts; CommandRefused where they are not allowed. All of them work on the
-            same lock at the same time.
+        engine: How decisions are made. "auto" (default): by Lua scripts, or WATCH where scripts are not allowed (a
+            warning is logged). "watch": always WATCH, one more round trip for each decision. "lua": always scripts;
+            CommandRefused where they are not allowed. All work on the same lock at the same time.
         share: Tasks of this process hand the lease to each other without a command while no other process waits.
             As soon as one does, it is handed on at most 64 times, and for 5 milliseconds. The order is then strict
             among processes, and among the tasks of a process, but not over all tasks. Each task still gets a lease and
@@ -130,9 +127,9 @@ class AsyncLock(PlainLock):
         linger: How long the process keeps a shared lease that none of its tasks uses, so that the next ``acquire``
             costs no command (seconds). 0 (default): not at all. The lease goes back immediately when
             another process asks for it. `release` does not wait for that.
-        max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) raises
-            QueueFull and leaves nothing behind. None (default): any number. The server counts in the step that would
-            queue the request, and includes requests whose process died unnoticed. Not with ``share``.
+        max_waiting: How many requests may wait, 0 or more. A further one raises QueueFull and leaves nothing behind.
+            None (default): any number. The server counts in the step that queues, with requests whose process died
+            unnoticed. Not with ``share``.
         replicas: How many replicas must have a grant before the caller has the lease, 0 (default) to 1000; see
             [Confirmed by replicas](https://redis-sync-aio.github.io/redis-sync-aio/guarantees/#confirmed-by-replicas).
             Needs a ttl and scripts: "auto" means "lua" then.

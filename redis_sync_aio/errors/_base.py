@@ -66,13 +66,12 @@ def held_elsewhere(it: str, held_by: str = "") -> str:
 class SyncError(Exception):
     """The base of every error of a lock, a lease, a transaction or a coordinator.
 
-    Catch it to handle them all. Bad arguments are not among them: these raise TypeError or ValueError. Most classes
-    have a second base that callers may catch instead, such as `TimeoutError` or redis-py's `ConnectionError`. Each
-    message names the lock and says what to do. All errors can be pickled and copied.
+    Bad arguments raise TypeError or ValueError instead. Most classes have a second base, such as `TimeoutError` or
+    redis-py's `ConnectionError`. Each message names the lock and says what to do. All errors can be pickled and copied.
 
     It is raised itself only if a reply cannot be used: a proxy or a module changes replies, or another program wrote to
-    the keys. **State:** the effect of the request is undone where that is possible; other requests are not affected.
-    **Do:** look for those two; otherwise report it.
+    the keys. **State:** the request is undone where possible; others are not affected. **Do:** look for those two;
+    otherwise report it.
     """
 
     def __repr__(self) -> str:

@@ -23,16 +23,16 @@ class AcquireTimeout(SyncError, TimeoutError):
       it: ``redis-sync-aio release NAME --token VALUE``.
     - A semaphore has fewer free permits than you asked for. A crashed process keeps its permits for its ttl.
 
-    **Do:** look at ``redis-sync-aio show NAME``. Hold the lock for less long, split the name, or turn the work away:
-    `try_acquire()`, ``max_waiting``, 429 or 503 with ``Retry-After``. It is also a `TimeoutError`.
+    **Do:** look at ``redis-sync-aio show NAME``. Hold the lock more briefly, split the name, or turn work away
+    (`try_acquire()`, ``max_waiting``). It is also a `TimeoutError`.
 
     Attributes:
         name: The name of the lock.
-        remaining: Seconds until the lease of the present holder ends if it is not renewed, as far as this process or
-            the last answer of the server can tell. None: not known, or forever. A hint for ``Retry-After``.
+        remaining: Seconds until the lease of the present holder ends if it is not renewed, as far as is known here.
+            None: not known, or forever. A hint for ``Retry-After``.
         answered: True if Redis had answered. False: it is not known whether the lock was free.
-        held_by: The holders as people know them: ``web-3:812 'nightly import'``, with the label if there is one. The
-            server is asked for them at the end of a ``timeout``. Empty: not known, or this process.
+        held_by: The holders, with their labels: ``web-3:812 'nightly import'``. The server is asked at the end of a
+            ``timeout``. Empty: not known, or this process.
     """
 
     def __init__(
@@ -124,19 +124,18 @@ class LimitMismatch(SyncError, ValueError):
     """The limit on the server is not that of the caller, or is too small for the weight. Nothing was changed.
 
     It is also raised for the parties of a barrier and the count of a latch. A deployment changes the limit, two
-    semaphores have one name, or `resize` was called: then only another `resize` changes it.
+    semaphores have one name, or `resize` was called.
 
     **State:** you hold nothing, and nothing was changed.
 
-    **Do:** choose ``on_mismatch`` of the [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore] during a deployment,
-    ``"keep"`` or ``"set"``, or ``limit=None``. After a `resize`, ``await AsyncSemaphore(redis, NAME, None).resize(N)``
-    with the N of your code ends the errors. ``redis-sync-aio show NAME`` prints the limit; a limit of 0 is a
+    **Do:** choose ``on_mismatch`` of the [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore], or ``limit=None``. After a
+    `resize`, only ``await AsyncSemaphore(redis, NAME, None).resize(N)`` with the N of your code ends the errors.
+    ``redis-sync-aio show NAME`` prints the limit; a limit of 0 is a
     [pause](https://redis-sync-aio.github.io/redis-sync-aio/guides/semaphores/#changing-the-limit).
 
     Attributes:
         name: The name of the semaphore, the barrier or the latch.
-        expected: The limit that the caller gave. None: the caller left it to the server. If a `resize` made a waiting
-            request too heavy, the limit at the time of the request.
+        expected: The limit of the caller, at the time of the request. None: that of the server.
         found: The limit on the server, 0 while it is paused. None: the server knows none yet.
     """
 
@@ -189,9 +188,8 @@ class WouldDeadlock(SyncError, RuntimeError):
 
     **State:** nothing was changed. You still hold what you held.
 
-    **Do:** pass the lease that the task holds to the inner code, use an
-    [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock] in both places, or release the lease of the reader before
-    you acquire the write side. It is also a `RuntimeError`.
+    **Do:** pass the lease to the inner code, use an [`AsyncReentrantLock`][redis_sync_aio.AsyncReentrantLock] in both
+    places, or release the reader before you acquire the write side. It is also a `RuntimeError`.
     """
 
     @staticmethod
@@ -205,9 +203,8 @@ class WouldDeadlock(SyncError, RuntimeError):
 class NotHeld(SyncError):
     """A lease was released or checked that this task, or this identity, does not hold. Nothing was changed.
 
-    It was released before, by hand and then by ``async with``; ``lock.release()`` runs in another task than the
-    acquire; the body has ended; the text was attached before, or its lease has ended; or ``async with`` did not begin,
-    as after ``push_async_exit(lock)``.
+    It was released before, by hand and then by ``async with``; another task acquired it; the body has ended; the text
+    was attached before, or its lease has ended; or ``async with`` did not begin, as after ``push_async_exit(lock)``.
 
     **State:** nothing was changed. If another task or process holds the lock, it still does.
 
@@ -327,12 +324,11 @@ class LeaseLost(SyncError):
         reason: How the lease ended: one of the words above.
         fence: The fence of the lease. None: not known.
         held_for: Seconds from the acquisition until the loss was noticed. None: not known.
-        stalled: Seconds for which this process, or its event loop, was suspended or blocked since the latest renewal,
-            at least. 0.0: no stall was noticed.
+        stalled: Seconds, at least, for which this process or its event loop was stopped since the latest renewal.
         time_is_up: True if the time of the lease had ended by the clock of this process.
         claim: Seconds for which the lease had been handed over, if it was not renewed since. 0: it had its whole ttl.
-        given_back: The names of the other locks of a multi-lock, which were given back with it. Else empty.
-        servers: Of a Redlock: on how many servers it was still held, of how many, and how many are needed. Else None.
+        given_back: The names of the other locks of a multi-lock, which were given back with it.
+        servers: Of a Redlock: on how many servers it was held, of how many, and how many are needed. Else None.
     """
 
     def __init__(

@@ -71,9 +71,9 @@ class Misuse(Enum):
 class TransactionMisuse(SyncError, RuntimeError):
     """The body of a transaction did what cannot work. Nothing was written.
 
-    Examples are a write before ``multi()``, a read after it, or no ``multi()`` at all; a queued command that is
-    awaited; a nested transaction on the same client; a blocking command (BLPOP) or one that changes the connection
-    (SELECT); keys in several hash slots of a cluster; in the loop form, an error caught inside the loop.
+    Examples: a write before ``multi()``, a read after it, or no ``multi()``; a queued command that is awaited; a nested
+    transaction on the same client; BLPOP, SELECT; keys in several hash slots of a cluster; in the loop form, an error
+    caught inside the loop.
 
     **State:** nothing was written.
 

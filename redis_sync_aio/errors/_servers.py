@@ -43,8 +43,7 @@ class Unreachable(SyncError, RedisConnectionError):
 class CommandRefused(SyncError):
     """The server answered with an error, so nothing was changed.
 
-    **State:** nothing was changed. The exception is a command whose earlier copy may have been executed, since the
-    answer to that copy was lost; the message then says so.
+    **State:** nothing was changed, unless the answer to an earlier copy was lost; the message then says so.
 
     **Do:** look up the
     [code](https://redis-sync-aio.github.io/redis-sync-aio/operations/when-it-goes-wrong/#commandrefused).
@@ -178,9 +177,8 @@ class WrongContext(SyncError, RuntimeError):
 
     **State:** nothing was sent. A lease of the parent process stays the parent's.
 
-    **Do:** create client and coordinator where the loop starts: in the lifespan, the fixture, the child. Start child
-    processes with the ``spawn`` method. Or give locks the bare client, ``AsyncLock(redis, "orders:42")``: then each
-    loop gets its own coordinator. It is also a `RuntimeError`.
+    **Do:** create client and coordinator where the loop starts: in the lifespan, the fixture, the child (``spawn``). Or
+    give locks the bare client: then each loop gets its own coordinator. It is also a `RuntimeError`.
     """
 
     def about(self, what: str) -> WrongContext:
@@ -194,8 +192,7 @@ class WrongContext(SyncError, RuntimeError):
 class Conflict(SyncError):
     """Others changed the watched keys in each attempt, until attempts or time were used up. Nothing was written.
 
-    Many clients write one key, the body is long or watches too much, or it writes a watched key through the client
-    instead of ``tx``.
+    Many clients write one key, the body is long or watches too much, or it writes a watched key without ``tx``.
 
     **State:** nothing was written.
 

@@ -430,15 +430,14 @@ class FaultProxy:
         tls: A context for the side of the clients; they speak TLS then. The server's side does not.
 
     Attributes:
-        host: The address that it listens on: 127.0.0.1.
-        port: The TCP port that it listens on; 0 before the ``async with``.
+        host: Its address: 127.0.0.1.
+        port: Its TCP port; 0 before the ``async with``.
         refuse: Set it to close new connections immediately; with `cut` a partition that clients notice.
-        black_hole: Set it to let nothing pass in any direction, and close no connection: a partition that clients do
-            not notice.
+        black_hole: Set it to let nothing pass, and close nothing: a partition that clients do not notice.
         latency: Seconds that everything is in flight, in each direction. Set it at any time.
         fragment: The number of bytes in each piece that is passed on. 0: messages are passed on whole.
-        commands: How many commands were passed on to the server so far, by name in capitals.
-        connections: How many connections were opened so far; `live`: how many are open.
+        commands: How many commands reached the server so far, by name in capitals.
+        connections: How many connections were opened so far.
         errors: What was not RESP. The first one is raised at the end of the ``async with``.
 
     Example:
