@@ -15,8 +15,9 @@ from redis_sync_aio.testing.faults import Action
 
 from ..support.clusters import EVEN, SHARDS, Nodes
 from ..support.inside import now
-from ..support.proxy import SWALLOW_REPLY, SWALLOW_REQUEST, FaultProxy, anything, command
+from ..support.proxy import HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, FaultProxy, anything, command
 from ..support.routing import RoutingProxy
+from ..support.virtual import stall
 from ..support.wired import quiet_loop as quiet_loop
 
 TIMEOUT = 3.0
@@ -62,6 +63,20 @@ async def test_a_slow_server_keeps_a_connection_in_use(server: EmbeddedServer) -
         await (await lock.acquire()).release()
         proxy.on("EVALSHA", Action.delay_reply(2))
         await (await lock.acquire()).release()
+        assert sync.connections == 1
+
+
+async def test_a_stall_of_the_loop_is_no_silence_of_the_server(server: EmbeddedServer) -> None:
+    """What arrives right after it is soon enough."""
+    async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client, retry_for=60) as sync:
+        lock = sync.lock("stalled")
+        await (await lock.acquire()).release()
+        answer = proxy.on("EVALSHA", HOLD_REPLY)
+        acquiring = asyncio.create_task(lock.acquire())
+        await answer.fired.wait()
+        stall(20)
+        asyncio.get_running_loop().call_later(0.5, answer.release.set)
+        await (await acquiring).release()
         assert sync.connections == 1
 
 
