@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,17 @@ async def every_use(client: Any) -> None:
 
 async def test_everything_works_with_a_client_of_valkey_py(client: Valkey) -> None:
     await every_use(client)
+
+
+async def test_a_client_is_not_taken_for_one_that_is_gone(server: EmbeddedServer) -> None:
+    """Its address in memory may be the same."""
+    for db in range(6):
+        client: Any = Valkey(host=server.host, port=port_of(server), db=db)
+        async with Coordinator(client) as sync, sync.lock("own"):
+            assert await client.exists("own") == 1
+        await client.aclose()
+        del client, sync
+        gc.collect()
 
 
 async def test_everything_works_in_a_cluster(nodes: Nodes) -> None:
