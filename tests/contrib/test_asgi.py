@@ -23,6 +23,8 @@ from starlette.websockets import WebSocket
 from redis_sync_aio import AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.contrib.asgi import Limit, lifespan_of
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.errors import LeaseLost
+from redis_sync_aio.testing import lose
 
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
@@ -341,7 +343,7 @@ async def test_redis_out_of_reach_is_503_and_says_why_in_the_log_only(caplog: py
 async def test_errors_of_the_application_and_of_the_server_pass_as_they_are(
     sync: Coordinator, permits: AsyncSemaphore
 ) -> None:
-    """P7: a lock that is busy inside is not taken for the limit. Nor is an error while it listens for the client."""
+    """P7: an inner lock, busy or lost, is not taken for the limit. Nor is an error while it listens for the client."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await sync.lock("inner").acquire(timeout=0)
@@ -350,6 +352,13 @@ async def test_errors_of_the_application_and_of_the_server_pass_as_they_are(
         await waiters(permits, 1)
         raise RuntimeError("broken")
 
+    async def losing(scope: Any, receive: Any, send: Any) -> None:
+        async with sync.lock("lost") as lease:
+            await lose(lease)
+            await _never()
+
+    with pytest.raises(LeaseLost, match="lost"):
+        await Limit(losing, limit=1, client=sync)({"type": "http", "path": "/"}, _never, _discard)
     async with sync.lock("inner"):
         with pytest.raises(TimeoutError, match="inner"):
             await Limit(app, limit=1, client=sync)({"type": "http", "path": "/"}, _never, _discard)
