@@ -224,6 +224,13 @@ def test_signals_are_forwarded_once(server: EmbeddedServer) -> None:
     assert (process.returncode, out, err) == (0, f"seen {' '.join(str(int(it)) for it in numbers)}\n", "")
 
 
+def test_a_signal_that_was_ignored_stays_ignored(server: EmbeddedServer) -> None:
+    """As nohup starts it: the program ignores the signal, too."""
+    ignores = program("import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)")
+    started = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *COMMAND, "run", NAME, *ignores]
+    assert subprocess.check_output(started, env=environment(REDIS_URL=server.url), timeout=PATIENCE) == b"True\n"
+
+
 def test_ctrl_c_in_a_terminal_reaches_the_program_once(server: EmbeddedServer) -> None:
     """The program reads from the terminal, and Ctrl-C comes from it: the program decides what that means."""
     with terminal("run", NAME, *program(COUNTS), REDIS_URL=server.url) as it:
