@@ -72,9 +72,9 @@ class Coordinator:
             The last attempt has at least 0.05 seconds.
         exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which
             then continues in the background. `aclose` waits as long for each answer.
-        response_timeout: How long an answer may take before the connection counts as dead. A silent connection is
-            tested as often, so a black hole is noticed within twice this time and 0.25 seconds. Default:
-            ``socket_timeout`` of the client, else 5 (transactions: no limit).
+        response_timeout: How long an answer may take before the connection counts as dead. A silent connection counts
+            as dead within twice this time and 0.25 seconds. Default: ``socket_timeout`` of the client, else 5
+            (transactions: no limit).
         observe: A function, or several, to call with each event; see `redis_sync_aio.instrumentation`.
 
     Raises:

@@ -169,7 +169,7 @@ def watch_retry(
     As a loop: write ``async for attempt in watch_retry(...)`` and in it ``async with attempt as tx``. EXEC follows at
     the end of that block. The loop ends after a commit, and ``attempt.committed`` describes it. Leave the block by its
     end or by an exception, not by ``return`` or ``break``. An exception ends the transaction: let it leave the loop, or
-    catch it and ``break``. A loop that continues after one raises TransactionMisuse, since nothing was written.
+    catch it and ``break``; a loop that continues raises TransactionMisuse.
 
     Arguments, guarantees, errors and cancellation are those of [`transaction`][redis_sync_aio.transaction].
 

@@ -84,13 +84,12 @@ def find_server() -> str:
 class EmbeddedServer:
     """Run one private server process: ``with``, ``async with``, or `start` and `stop`.
 
-    Once started it answers commands. Process, directory and data are gone after `stop`, and at the latest
-    soon after the process that started it has ended in any way, SIGKILL included. Ctrl-C in a terminal does
-    not reach the server. Do not share an object between threads.
+    Once started it answers commands. Process, directory and data are gone after `stop`, or soon after the process that
+    started it has ended in any way, SIGKILL included. Ctrl-C in a terminal does not reach the server. Do not share an
+    object between threads.
 
-    Hand `url`, not the object, to worker processes. One forked by Python (`os.fork`, `multiprocessing`) may
-    use `url` and `client`, but does not own the server: it is as good as stopped there. One forked by C code
-    without ``exec`` keeps the server alive until it ends itself.
+    Hand `url`, not the object, to worker processes. One forked by Python may use `url` and `client`, but does not own
+    the server. One forked by C code without ``exec`` keeps the server alive until it ends itself.
 
     Args:
         port: None = unix socket only; 0 = a free TCP port of 127.0.0.1 out of 20000-29999; else a TCP port.

@@ -70,9 +70,8 @@ async def inspect(
     with the number of keys on the server. A pattern without ``*``, ``?`` and ``[`` is a name, and nothing is searched
     for it.
 
-    The facts about one name are read closely one after the other, not at one moment. Names that come or go meanwhile
-    may or may not be in the result. A lock of another library is found if a request has waited for it, or by its exact
-    name, since any string may be such a lock.
+    The facts about one name are not read at one moment. Names that come or go meanwhile may or may not be in the
+    result. A lock of another library is found if a request has waited for it, or by its exact name.
 
     Args:
         client: A `redis.asyncio.Redis` (of Sentinel: the primary is asked), a `RedisCluster` (all primaries are), or a

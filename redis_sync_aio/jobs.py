@@ -103,14 +103,13 @@ def once(
     Args:
         client: A `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
         name: The name of the job.
-        slot: What is done once, such as a date. Its text follows the name after a colon, with its own colons escaped
-            as ``%3A``. Bytes are UTF-8 text. Default: the job has one slot.
+        slot: What is done once, such as a date. Its text follows the name after a colon, its own colons as ``%3A``.
+            Bytes are UTF-8 text. Default: the job has one slot.
         keep: How long the slot is remembered (seconds), longer than clocks and schedules may differ. It
             counts from the end of the run, for ``on_crash="skip"`` from its beginning. Default: a day.
         on_crash: What happens after a run that raised, was cancelled or was killed. "again" (default): the next caller
-            runs, so the work runs at least once, and exactly once without a crash; a caller that comes during a run
-            waits for its end. "skip": it is not repeated, so the work runs at most once; a caller that comes during a
-            run gets None immediately.
+            runs, so the work runs at least once; a caller during a run waits for its end. "skip": the work runs at most
+            once; a caller during a run gets None immediately.
         ttl: The ttl of the lock, renewed during the body: after a crash the next run begins so much later.
         timeout: How long to wait for another run in seconds (not for ``on_crash="skip"``). None: no limit.
 
@@ -270,8 +269,8 @@ def once_per(
             ``%3A`` for a colon.
         keep: How long the slot is remembered (seconds), longer than the time that the format names. None:
             twice that time, and at least a day.
-        tz: The time zone of ``{now}``. Default: UTC. When clocks are set back, the hour that comes a second time is a
-            slot of its own: its offset follows the time in the name.
+        tz: The time zone of ``{now}``. Default: UTC. When clocks are set back, the second hour is a slot of its own,
+            with its offset in the name.
 
     Raises:
         TypeError, ValueError: At decoration: an argument is bad, a field is neither the time nor an argument, the time
@@ -365,9 +364,9 @@ def idempotent(
 
     The result is kept as text, and each call gets what the codec makes of it. A call that raises keeps nothing.
 
-    A failure after the function has returned is no failure of the run. If the result cannot be encoded, decoded or
-    written, the call that ran returns the value of the function itself, a line of the log says why, and later calls
-    raise ResultNotKept. Only if the server takes no mark at all, they do what ``on_crash`` says.
+    If the result cannot be encoded, decoded or written, the call that ran returns the value of the function itself, the
+    log says why, and later calls raise ResultNotKept. Only if the server takes no mark at all, they do what
+    ``on_crash`` says.
 
     Args:
         client: As for `once_per`.

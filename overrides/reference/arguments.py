@@ -1,7 +1,8 @@
 """Arguments in the reference: each text is printed once, and refers to from then on.
 
 An argument with the name, the type and the text of an earlier one is "as for" that one. So is one whose docstring says
-it. Its type stands there, too, and not in the signature. A function that only makes an object refers to its class.
+it. Its type stands there, too, and not in the signature, which has no type either that the default shows. A function
+that only makes an object refers to its class.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import griffe
 
 HOMES = ("AsyncLock", "AsyncSemaphore", "AsyncReadWriteLock", "LeaderElection")
 """Classes that explain the arguments that others share with them, the first one first."""
-FIRST = ("", "compat", "embedded", "inspection", "instrumentation", "jobs", "contrib.asgi", "contrib.fastapi")
+FIRST = ("", "compat", "embedded", "inspection", "instrumentation", "jobs", "contrib.fastapi")
 """Modules that do so."""
 ENOUGH = 6
 """Words of a text that are as many as a reference to it."""
@@ -31,6 +32,10 @@ COMMON = re.compile(
 """Sentences that reference/index.md has for all functions."""
 
 THE_OTHERS = re.compile(r"\b[Aa]rguments\b[^.]*\bare those of\b")
+
+TOLD_BY_DEFAULT = {"bool": re.compile("True|False"), "int": re.compile(r"\d+"), "str": re.compile("'.*'|\".*\"")}
+"""Types that the default of an argument shows, and such defaults."""
+NEVER = re.compile(r"(?!)")
 
 
 def public(package: griffe.Module) -> Iterator[tuple[str, griffe.Object]]:
@@ -87,6 +92,9 @@ class Arguments(griffe.Extension):
             ]
             for argument in told:
                 self.refer(path, function, argument, homes)
+            for parameter in function.parameters:
+                if TOLD_BY_DEFAULT.get(str(parameter.annotation), NEVER).fullmatch(str(parameter.default)):
+                    parameter.annotation = None
             if THE_OTHERS.search(text):
                 explained = {argument.name for argument in told}
                 for parameter in function.parameters:
@@ -107,6 +115,8 @@ class Arguments(griffe.Extension):
         home = homes.setdefault((argument.name, str(parameter.annotation), text), path)
         if text.startswith(("As for ", "As of ")):
             argument.description = AS_FOR.sub(r"As for [`AsyncLock`][redis_sync_aio.AsyncLock]", argument.description)
+            if ", or " in text:
+                return
         elif home != path and len(text.split()) > ENOUGH:
             argument.description = f"As for [`{home.removeprefix('redis_sync_aio.')}`][{home}]."
         else:

@@ -98,8 +98,8 @@ class BaseLease:
     [`Lease`][redis_sync_aio.Lease] also `detach`.
 
     Guarantee: until `remaining` is 0 the server has granted the lock to no other client, however late replies arrive
-    and whatever the clocks of clients say. Three things can break it: another client writes the key, a failover loses
-    the write, or the clock of the server jumps ahead. Let the protected resource check `fence` against these.
+    and whatever the clocks of clients say. It breaks if another client writes the key, a failover loses the write, or
+    the clock of the server jumps ahead: let the protected resource check `fence`.
 
     The idea is that of Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache
     Consistency" (1989): a lock that ends by itself needs no message from a holder that has crashed.
@@ -143,15 +143,14 @@ class BaseLease:
     def fence(self) -> int:
         """A fencing token: an integer greater than the fence of every earlier grant of this name.
 
-        The fence of a lease does not change. Send it with each write, and let the resource refuse a fence that is lower
-        than the highest it has seen ([`FenceGate`][redis_sync_aio.FenceGate]; Kleppmann, ["How to do distributed
+        It does not change. Send it with each write, and let the resource refuse a fence lower than the highest it has
+        seen ([`FenceGate`][redis_sync_aio.FenceGate]; Kleppmann, ["How to do distributed
         locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016). The fence is a
         hybrid logical clock: the server's time in microseconds, or the last fence plus one if that is greater. So it
         also rises after a failover or FLUSHALL that lost the last fence.
 
-        Readers have the fence of the last writer. Permits of a semaphore that tasks share are an exception: their
-        fences do not rise in the order of the grants
-        ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
+        Readers have the fence of the last writer. Fences of permits that tasks share do not rise in the order of the
+        grants ([Sharing](https://redis-sync-aio.github.io/redis-sync-aio/guides/sharing/)).
         """
         return self._grant.fence
 
@@ -268,11 +267,11 @@ class BaseLease:
             CoordinatorClosed: The coordinator was closed before the answer.
             WrongContext: The lease belongs to another event loop or process.
 
-        After Unreachable and CommandRefused the lease is held until its deadline and not renewed. Call this method to
-        try again; `release` of the lock does not know the lease any more.
+        After Unreachable and CommandRefused the lease is held until its deadline and not renewed. To try again, call
+        this method, not `release` of the lock.
 
-        On cancellation the release continues in the background and is never left half done. At the end of a body that
-        failed, the release is awaited for ``exit_timeout`` of the coordinator and then continues in the background.
+        On cancellation the release continues in the background. At the end of a body that failed, it is awaited for
+        ``exit_timeout`` of the coordinator first.
         """
         await self._grant.release()
 
@@ -392,12 +391,11 @@ class Lease(GuardingLease):
         """Let go of the lease without releasing it, and return a token with which ``attach`` takes it up elsewhere.
 
         The token is a short text for a message, a job or a database. A detached lease is not renewed: it ends after
-        ``ttl``, even if this process ends before, unless it is attached. In this process the lease has ended, as after
-        a release: `check` raises NotHeld, and the end of its body releases nothing.
+        ``ttl`` unless it is attached. Here it has ended, as after a release: `check` raises NotHeld, and the end of its
+        body releases nothing.
 
         Works for leases of an [`AsyncLock`][redis_sync_aio.AsyncLock.attach] or an
-        [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore.attach]. Does not work with an identity, which needs no token,
-        or with ``share=True``.
+        [`AsyncSemaphore`][redis_sync_aio.AsyncSemaphore.attach], without an identity and without ``share=True``.
 
         Args:
             ttl: How long the detached lease lasts: seconds or timedelta from now. None: the ttl of the lease, or what

@@ -158,13 +158,12 @@ class LeaderElection(Face[_Seat]):
         - **``work`` returns:** this process resigns, and ``run`` returns the result.
         - **``work`` raises:** this process resigns, and ``run`` raises the error.
         - **The term is lost:** ``work`` is cancelled. ``run`` pauses for up to a second, and stands again.
-        - **Redis is unreachable** for longer than ``retry_for``: the same. LeaseLost and Unreachable count as a lost
-          term wherever they were raised: while standing, or in ``work``, by a lock that it holds, and also as a group
-          of such errors. Each time a warning is logged (``stands_again``).
+        - **Redis is unreachable** for longer than ``retry_for``, or ``work`` raises LeaseLost, Unreachable or a group
+          of these: the same. Each time a warning is logged (``stands_again``).
         - **Another task calls** `resign`: ``work`` is cancelled, and ``run`` stands again, behind the candidates that
           wait. To end, cancel the task that runs it.
-        - **The coordinator drains**, or is closed: ``work`` is cancelled immediately, since it has no end of its own,
-          and ``run`` raises CoordinatorClosed.
+        - **The coordinator drains**, or is closed: ``work`` is cancelled immediately, and ``run`` raises
+          CoordinatorClosed.
 
         Args:
             work: A coroutine function, or another function that returns an awaitable. It is called with the term.
@@ -174,7 +173,7 @@ class LeaderElection(Face[_Seat]):
             WouldDeadlock, CommandRefused, CoordinatorClosed, WrongContext: As for `lead`.
 
         On cancellation ``work`` is cancelled, and this process resigns; the answer is awaited for ``exit_timeout`` of
-        the coordinator. A result whose release was not answered is returned all the same: the term ends with its ttl.
+        the coordinator. A result is returned even if its release was not answered.
 
         Example:
             ```python

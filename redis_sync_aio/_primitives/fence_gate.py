@@ -23,18 +23,16 @@ BELOW = 10**16
 class FenceGate:
     """Remembers the highest fence that was used for a resource, and refuses older ones.
 
-    Guarantee: when `accept` returns, no older fence is accepted any more. An overtaken holder is refused as soon as the
-    next holder has passed the gate.
+    Guarantee: when `accept` returns, no older fence is accepted any more.
 
-    Prefer a resource that compares fences itself, in the same step as it writes, and needs no gate
+    Prefer a resource that compares fences itself, in the same step as it writes
     ([Fencing](https://redis-sync-aio.github.io/redis-sync-aio/guides/fencing/) has the SQL). With a gate, a later
     holder may pass between the answer of `accept` and the use of the resource.
 
     Limits:
 
-    - A gate is forgotten when no lease passed it for ``keep``. That is harmless unless a holder is paused for longer:
-      fences are times in microseconds, so a later writer brings a greater one.
-    - It is for a lock with one holder at a time. For a semaphore with several permits it refuses rightful holders.
+    - A gate that no lease passed for ``keep`` is forgotten, which harms only if a holder was paused for longer.
+    - It is for one holder at a time: of a semaphore with several permits it refuses rightful holders.
     - It needs scripts. Where they are not allowed, `accept` raises CommandRefused.
 
     Fencing tokens are described by Kleppmann, ["How to do distributed

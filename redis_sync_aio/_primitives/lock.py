@@ -336,14 +336,13 @@ def checked_source(client: ClientSource, name: str, ttl: Seconds | None) -> Call
 class AsyncRobustLock(LockBase[RobustLease]):
     """A lock that keeps a record of the work, so that the next holder learns how far a crashed one got.
 
-    Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock], and one more. A holder whose predecessor ended without
-    a clean release finds what that one left behind: its progress, and the undo steps that it had recorded
+    Guarantees: those of [`AsyncLock`][redis_sync_aio.AsyncLock], and one more. After a holder that ended without a
+    clean release, the next one finds its progress and undo steps
     ([`RobustLease.abandoned`][redis_sync_aio.types.RobustLease.abandoned]).
 
-    An acquisition takes one round trip more than that of an `AsyncLock`. It raises LeaseLost if the lock is lost within
-    that. Use this class for all locks of the name: an `AsyncLock` of the same name excludes them, but neither reads nor
-    changes the record. If one identity has several leases, the latest records and the others get StaleWriter.
-    `force_release` leaves the record, so the next holder finds it abandoned.
+    An acquisition takes one round trip more, and raises LeaseLost if the lock is lost within it. An `AsyncLock` of the
+    same name excludes these locks, but neither reads nor changes the record. If one identity has several leases, the
+    latest records and the others get StaleWriter. `force_release` leaves the record to the next holder.
 
     Args:
         client: As for `AsyncLock`.

@@ -421,14 +421,13 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     - Each name is the same lock as ``AsyncLock(client, name)``, with the same queue and fences. No request barges past
       the waiters for any of the names.
-    - Callers that name the same locks in different orders cannot deadlock. A request that waits for a lock holds only
-      locks before it, in the order of the names as bytes.
+    - Callers that name the same locks in different orders cannot deadlock: a waiting request holds only locks before
+      that one, in the order of the names as bytes.
     - Every timeout, cancellation and error gives all locks back.
     - One lease covers all. If one lock is lost, the others are given back and the body is cancelled.
 
-    Free locks are taken in one round trip. If their names have the same hash tag (as in "{user}:1" and "{user}:2"), one
-    script takes all or none. Otherwise there is one command for each, in one write, so a caller that gets only some may
-    hold those for a moment.
+    Free locks are taken in one round trip. If their names have the same hash tag ("{user}:1", "{user}:2"), one script
+    takes all or none. Otherwise a caller that gets only some may hold those for a moment.
 
     A multi-lock is not reentrant: a task whose body holds one of the locks gets WouldDeadlock.
 

@@ -356,8 +356,8 @@ class AsyncBarrier(Face[_Parties]):
 
     Guarantees:
 
-    - No party passes before all parties have come. The command of the last one lets all pass, by one push to each. Then
-      the barrier can be used again.
+    - No party passes before all have come. The last one lets all pass, by one push to each. Then the barrier can be
+      used again.
     - A party that is cancelled, or whose timeout has passed, leaves, and the others need one more.
     - A party that dies while it waits, or is cut off for ``ttl``, breaks the barrier: all that wait, and all that come
       later, get BrokenBarrierError until `reset`.
@@ -372,9 +372,8 @@ class AsyncBarrier(Face[_Parties]):
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`. A barrier and a lock of the same name are independent.
         parties: How many wait for each other, 1 to 1000; the same in all processes.
-        ttl: How soon the death of a party is noticed, 0.01 s to ten years. At least 2 seconds, or
-            four of its longest pauses, for a party that polls. Each process reports in a third of it, so an event loop
-            that stalls for longer than ``ttl`` breaks the barrier, too.
+        ttl: How soon the death of a party is noticed, 0.01 s to ten years; for a party that polls at least 2 seconds,
+            or four of its longest pauses. An event loop that stalls for longer breaks the barrier, too.
         engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
@@ -422,8 +421,7 @@ class AsyncBarrier(Face[_Parties]):
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `AsyncLock.acquire`.
             TypeError, ValueError: The timeout is bad. Nothing was sent.
 
-        On cancellation the party leaves, without delaying the cancellation. If all parties had come by then, the others
-        pass. The same is true if the last one came just when the timeout of this one ended.
+        On cancellation, or when the timeout ends, the party leaves. If all parties had come by then, the others pass.
         """
         return await self._on.wait(timeout) % self.parties
 

@@ -69,10 +69,10 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     - There is a fence, which a majority has granted, or knows before `acquire` returns. A fence more than 10 seconds
       ahead of a majority is not used.
 
-    Guarantee: there is never more than one holder by the clocks of a majority of servers, under two conditions. The
-    clocks run at the same speed (1 % and 2 ms of a ttl are allowed for). And no server forgets a lease before its end:
-    let a server that lost its data stay away for the longest ttl and at least 10 seconds, or keep the data
-    (``appendfsync always``). A paused process is not excluded, as with any lock (Kleppmann, ["How to do distributed
+    Guarantee: there is never more than one holder by the clocks of a majority of servers, if the clocks run at the same
+    speed (1 % and 2 ms of a ttl are allowed for), and no server forgets a lease before its end: let a server that lost
+    its data stay away for the longest ttl and at least 10 seconds, or keep the data (``appendfsync always``). A paused
+    process is not excluded, as with any lock (Kleppmann, ["How to do distributed
     locking"](https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html), 2016): let the resource check
     [`fence`][redis_sync_aio.Lease.fence].
 

@@ -34,9 +34,8 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
     - A loss is a loss of all leases. An acquisition inside a lost one raises LeaseLost until all that are inside have
       left.
 
-    **The owner** is the task that acquires, in all its awaits and calls. Other tasks wait their turn, children
-    included: tasks that are started inside a section (``create_task``, ``gather``, task groups, ``asyncio.wait_for`` on
-    Python 3.11) do not inherit the lock.
+    **The owner** is the task that acquires, in all its awaits and calls. Tasks that it starts (``create_task``,
+    ``gather``, task groups, ``asyncio.wait_for`` on Python 3.11) do not inherit the lock, and wait their turn.
 
     To share it among tasks, name an identity: any hashable value, such as a request id or the parent task. The same
     ``identity`` and lock name, with one client or one `Coordinator` in one event loop, are one owner, whatever the lock

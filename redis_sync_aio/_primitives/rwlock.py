@@ -132,8 +132,8 @@ class AsyncReadWriteLock(Face[ReadSide]):
     Guarantees:
 
     - By the server's clock there are live leases of readers, or one of a writer, never of both.
-    - Turns come in the order of arrival. Readers that come later do not overtake a waiting writer. One release lets in
-      all readers that stand next to each other in the queue.
+    - Turns come in the order of arrival. Readers do not overtake a waiting writer. One release lets in all readers that
+      are next to each other in the queue.
     - A reader that crashed delays a writer by the rest of its lease at most.
     - Everything else is as for [`AsyncLock`][redis_sync_aio.AsyncLock].
 

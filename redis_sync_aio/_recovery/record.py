@@ -527,9 +527,8 @@ class RobustLease(GuardingLease):
     async def record(self, progress: Mapping[str, object]) -> None:
         """Record how far the work has come, so that the next holder knows if this one ends without a release.
 
-        It replaces what was recorded before, and a clean release deletes it. It is written in one command together with
-        a renewal (if the lock renews its leases), and only if the lease still holds. Undo steps are kept apart. One
-        round trip.
+        It replaces what was recorded before, except undo steps, and a clean release deletes it. One round trip, which
+        also renews the lease (if the lock does that), and records only if the lease still holds.
 
         Args:
             progress: A dict that JSON can represent, at most 65,536 bytes.

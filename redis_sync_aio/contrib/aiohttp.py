@@ -72,9 +72,9 @@ def cleanup_ctx_of(client: Source) -> Callable[[web.Application], AsyncIterator[
     They are ``app[REDIS]`` and ``app[SYNC]``.
 
     Args:
-        client: One of three. A client: the context makes a coordinator at the start and closes it at the end. A
-            function without arguments that returns a client or a `Coordinator`: it is called at each start, and what it
-            returned is closed at the end, including the client of a coordinator. A `Coordinator`: it is not closed.
+        client: A client: a coordinator is made for it at the start and closed at the end. A `Coordinator`: it is not
+            closed. A function without arguments that returns one of these: it is called at each start, and what it
+            returned is closed at the end, including the client of a coordinator.
 
     Raises:
         TypeError: The client is none of these.
@@ -116,11 +116,11 @@ def hold_lock(
     of the outer one.
 
     Args:
-        name: The name of the lock. Its fields come from the path (``match_info``) or else from the query, as text or
-            with a type: ``{account}``, ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type, since "42" and
-            "042" are two names.
+        name: The name of the lock. Its fields are parameters of the path or the query, as text or with a type:
+            ``{order_id}``, ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type, since "42" and "042" are
+            two names.
         timeout: How long a request waits (seconds). 0: not at all. None: no limit.
-        ttl: How long the lease lasts unless it is renewed, which it is while the handler runs, 0.01 s to ten years.
+        ttl: How long the lease lasts, 0.01 s to ten years; it is renewed meanwhile.
         max_waiting: How many requests may wait, 0 or more; a further one gets 429 immediately. None: any number.
         status: The status of the answer if the time is up, 400 to 599, such as 409.
         leave_when_gone: Remove a request from the queue when its client disconnects, without calling the handler. Not

@@ -86,9 +86,8 @@ class Limit:
         name: The name of the semaphore.
         timeout: How long a request waits (seconds). 0 (default): not at all. None: no limit. A request
             whose client disconnects leaves the queue.
-        ttl: How long a permit lasts unless it is renewed, which it is while the request runs, 0.01 s to ten years.
-        max_waiting: How many requests may wait. A request that would wait behind this many others (0 or more) is
-            answered with 429 immediately. None: any number.
+        ttl: How long the lease lasts, 0.01 s to ten years; it is renewed meanwhile.
+        max_waiting: How many requests may wait, 0 or more; a further one gets 429 immediately. None: any number.
         status: The status of the answer if no permit is free in time, 400 to 599, such as 429.
         retry_after: The seconds in Retry-After, 0 or more.
         applies_to: A function of the scope of a request that returns whether the request counts. None: all count.

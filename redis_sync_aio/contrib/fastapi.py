@@ -62,9 +62,9 @@ def lifespan_of(
     another dependency with ``yield``: a session that commits there is not protected by the lease any more.
 
     Args:
-        client: One of three. A client: the lifespan makes a coordinator at the start and closes it at the end. A
-            function without arguments that returns a client or a `Coordinator`: it is called at each start, and what it
-            returned is closed at the end, including the client of a coordinator. A `Coordinator`: it is not closed.
+        client: A client: a coordinator is made for it at the start and closed at the end. A `Coordinator`: it is not
+            closed. A function without arguments that returns one of these: it is called at each start, and what it
+            returned is closed at the end, including the client of a coordinator.
         others: Other lifespans. They are entered in this order after the coordinator was made, and left before it is
             closed. What they yield is added to the state.
         may_outlive: Dependencies with ``yield`` that may end after a lease, since they write nothing at their end that
@@ -209,7 +209,7 @@ def hold_lock(
             ``{order_id}``, ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type, since "42" and "042" are
             two names.
         timeout: How long a request waits (seconds). 0: not at all. None: no limit.
-        ttl: How long the lease lasts unless it is renewed, which it is while the endpoint runs, 0.01 s to ten years.
+        ttl: How long the lease lasts, 0.01 s to ten years; it is renewed meanwhile.
         max_waiting: How many requests may wait, 0 or more; a further one gets 429 immediately. None: any number.
         status: The status of the answer if the time is up, 400 to 599, such as 409.
         leave_when_gone: Remove a request from the queue when its client disconnects, without calling the endpoint. The
