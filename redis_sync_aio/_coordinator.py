@@ -63,11 +63,10 @@ class Coordinator:
             colon, as in "app1:". Names in messages and events stay as they are.
         push: "auto" (default): wake-ups are pushed; where the server or the user does not allow that, waiters poll and
             a warning is logged. "always": raise PushUnavailable instead. "never": poll.
-        label: A text for people: what this process is called by `inspect`, ``redis-sync-aio show`` and the
-            AcquireTimeout of others, unless an acquisition has a label of its own. At most 512 bytes. None: "host:pid".
-        claim: How long a lock that is handed to a waiter is granted at first, 0.01 to ten years. Its first renewal,
-            after a sixth of that, extends it to the full ttl. An event loop that stalls for longer right after a
-            hand-over loses the lease.
+        label: The name of this process for people, at most 512 bytes, where an acquisition has no label. None:
+            "host:pid".
+        claim: How long a lock that is handed to a waiter is granted at first, 0.01 s to ten years. Its first renewal,
+            after a sixth of that, extends it to the full ttl. A longer stall right after a hand-over loses the lease.
         retry_for: How long a command is repeated while Redis is unreachable, before Unreachable is raised. Default 10.
             The last attempt has at least 0.05 seconds.
         exit_timeout: How long the end of a body that failed or was cancelled waits for the answer to its release, which

@@ -76,19 +76,17 @@ async def transaction(
         body: A coroutine function of one argument, a [`Transaction`][redis_sync_aio.types.Transaction].
         keys: All keys that the body reads and that decide about its writes: str or bytes, at least one.
         attempts: How often the body may run, 1 or more.
-        timeout: Seconds or timedelta from the call. No attempt begins after that; an attempt that runs then is
-            finished. None: no limit. While all connections of the client's pool are in use, it waits for one in order,
-            for this time (None: for ``retry_for``).
+        timeout: Seconds or timedelta from the call. No attempt begins after that; one that runs is finished. None: no
+            limit. For as long (None: for ``retry_for``) it waits in order for a connection of the client's pool.
         backoff: The pauses between attempts. Default: 1 ms, doubled up to 100 ms, with jitter.
         idempotent: A second run of the body does no harm although its writes were made already. The body then runs
             again when the answer to EXEC was lost.
-        exactly_once: When the answer to EXEC was lost, find out whether EXEC was executed, and run the body again only
-            if it was not. A marker is written with the rest for that, and stays on the server for a minute. While Redis
-            is unreachable this takes up to 20 seconds, also beyond ``timeout``; then OutcomeUnknown is raised.
-        escalate_after: After so many conflicts, take a turn on these keys in a fair lock until the commit. If another
-            client has a turn, take one immediately. All transactions that often write these keys should use it: a turn
-            does not help against the others. It needs the rights of locks
-            ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
+        exactly_once: When the answer to EXEC was lost, run the body again only if EXEC was not executed. A marker
+            tells, which is written with the rest and stays for a minute. While Redis is unreachable this takes up to 20
+            seconds, also beyond ``timeout``; then OutcomeUnknown is raised.
+        escalate_after: After so many conflicts, or if another client has a turn, take a turn on these keys in a fair
+            lock until the commit. All transactions that often write these keys should use it. It needs the rights of
+            locks ([Rights](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights)).
             None: never.
 
     Returns:
@@ -98,9 +96,9 @@ async def transaction(
         Conflict: The keys were changed during each attempt, until attempts or time were used up. Nothing was written.
         OutcomeUnknown: The answer to EXEC was lost, and nothing tells whether it was executed. For an idempotent body
             also when another of these errors ended a later run, which is then the cause.
-        Unreachable: Redis was unreachable before EXEC was sent. Nothing was written. Without a ``timeout`` it is
-            tried for 10 seconds (``retry_for`` of a `Coordinator`). The command in flight then ends by
-            ``socket_timeout`` of the client (None: no limit) or ``response_timeout`` of the `Coordinator`.
+        Unreachable: Redis was unreachable before EXEC was sent, for ``timeout`` or ``retry_for`` (10 seconds). Nothing
+            was written. The command in flight then ends by ``socket_timeout`` of the client (None: no limit) or
+            ``response_timeout`` of the `Coordinator`.
         CommandRefused: Redis refused a command. Nothing was written. PermissionDenied if the user may not use MULTI or
             EXEC.
         PartiallyApplied: A queued command failed when it ran, and the others were executed. Or all were, and a reply
@@ -110,11 +108,9 @@ async def transaction(
             another hash slot.
         TypeError, ValueError: An argument is bad, or the keys are in several hash slots of a cluster. Nothing was sent.
 
-    An exception of the body propagates as it is, and nothing was written in that run. If an earlier run of an
-    idempotent body may have been committed, the exception has a note that says so.
-
-    On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing. An earlier run of an
-    idempotent body may have been committed before.
+    An exception of the body propagates, and nothing was written in that run. If an earlier run of an idempotent body
+    may have been committed, it has a note that says so. On cancellation nothing was written, unless EXEC was in flight:
+    then all was, or nothing; an earlier run may have been committed.
 
     Example:
         ```python

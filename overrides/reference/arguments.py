@@ -1,8 +1,8 @@
 """Arguments in the reference: each text is printed once, and refers to from then on.
 
 An argument with the name, the type and the text of an earlier one is "as for" that one. So is one whose docstring says
-it. Its type stands there, too, and not in the signature, which has no type either that the default shows. A function
-that only makes an object refers to its class.
+it. Its type stands there, too, and not in the signature, which has no type either that the default shows, and no "->
+None". A function that only makes an object refers to its class.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class Arguments(griffe.Extension):
                 docstrings[0].value = f"See [`{factory[1].rpartition('.')[2]}`][redis_sync_aio.{factory[1]}]."
                 for parameter in function.parameters:
                     parameter.annotation = None
+                function.returns = None
+            if str(function.returns) == "None":
                 function.returns = None
             for docstring in docstrings:
                 docstring.value = COMMON.sub("", docstring.value)

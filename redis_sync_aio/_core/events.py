@@ -27,8 +27,7 @@ class Event:
         name: The name of the lock, as text; the names of a multi-lock are joined by ", ". "" for an event about a
             coordinator.
         pattern: The part that names of this sort have in common, for metrics: the template of `synchronized` or
-            `once_per`, or the result of ``pattern_of``, or the part before the first ":" and ":*", or the name if it
-            has no ":".
+            `once_per`, or the result of ``pattern_of``, or the part before the first ":" and ":*", or the name.
         server: The address of the server, without credentials.
         time: Seconds on a monotonic clock of this process. Only differences mean anything.
         label: The text for people that came with the request, or the label of its coordinator. "" if there is none.

@@ -239,9 +239,8 @@ class Primitive(LeaseContext[L]):
             identity: A name of the caller, stored as the token of the holder. A request with the same identity, from
                 any process, gets the same lease, and may release it.
             label: A text for people, at most 512 bytes: who holds or waits, in ``redis-sync-aio show``, events,
-                statistics and the AcquireTimeout of others. It shares nothing. With an identity others see that
-                instead. With ``share=True`` a request with a label of its own takes a lease of its own. None: the label
-                of the coordinator.
+                statistics and the AcquireTimeout of others, who see an identity instead. With ``share=True`` a request
+                with a label takes a lease of its own. None: the label of the coordinator.
 
         Raises:
             AcquireTimeout: Others held it for all of ``timeout``, or Redis had not answered by then. QueueFull is a
@@ -249,9 +248,9 @@ class Primitive(LeaseContext[L]):
             NotReplicated: With ``replicas``: too few replicas had the grant, which was given back.
             Unreachable: Redis did not answer within ``timeout``, or within ``retry_for`` of the coordinator.
             CommandRefused: The server answered with an error (out of memory, no permission, wrong type of key …).
-            WouldDeadlock: A body of this task holds it and excludes all others (a lock, the write side). Nothing
-                was sent, unless that body has it by another client, coordinator or engine: then the request is
-                withdrawn once it has to wait. Not raised if that body keeps running after a loss (``on_lost="event"``).
+            WouldDeadlock: A body of this task holds it and excludes all others (a lock, the write side). Nothing was
+                sent, or the request was withdrawn when it had to wait (another client, coordinator or engine). Not
+                raised if that body keeps running after a loss (``on_lost="event"``).
             CoordinatorClosed, WrongContext: The coordinator was closed, or belongs to another event loop or process.
             TypeError, ValueError: At the call: an argument is bad. Nothing was sent.
 

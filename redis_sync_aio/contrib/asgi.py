@@ -72,10 +72,10 @@ class Limit:
 
     A request has a permit until the application returns: a stream to its end, a websocket until it is closed.
 
-    - If all permits are in use, or Redis does not answer, the answer is 503 with Retry-After; 429 if too many requests
-      wait (``max_waiting``). A websocket gets the same if the server can answer it, otherwise it is closed.
-    - If the permit of a request is lost, the application is cancelled. The answer is 503 if none has begun. Otherwise
-      LeaseLost is raised, and the server closes the connection (a websocket with code 1013).
+    - If all permits are in use, or Redis does not answer, the answer is 503 with Retry-After. A websocket gets the same
+      if the server can answer it, otherwise it is closed.
+    - The loss of a permit cancels the application. The answer is 503 if none has begun. Otherwise LeaseLost is raised,
+      and the server closes the connection (a websocket with code 1013).
 
     Args:
         app: The application.

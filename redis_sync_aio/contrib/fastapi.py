@@ -201,8 +201,7 @@ def hold_lock(
     """Return a dependency that holds a lock while an endpoint runs, and gives it the `Lease`.
 
     Use it in an annotation, or in ``dependencies=[...]`` of a route or a router. The loss of the lease cancels the
-    endpoint. If a request holds a name twice, as for its router and for its endpoint, both are one lease: it has the
-    arguments of the first, and ends with the last.
+    endpoint. A name that a request holds twice is one lease: it has the arguments of the first, and ends with the last.
 
     Args:
         name: The name of the lock. Its fields are parameters of the path or the query, as text or with a type:

@@ -22,9 +22,8 @@ from .servers import SOON
 async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0) -> None:
     """Check that nothing is left of the locks of ``client``: no lease, no ticket, no coordinator, no connection.
 
-    It looks at this process: leases that are held, tasks that wait, coordinators that were not closed (other than
-    ``client`` itself, if that is one), connections of the client's pool that were not given back. And at the server:
-    names that are held or waited for, by any process.
+    In this process: leases, tasks that wait, coordinators that were not closed (other than ``client`` itself),
+    connections of the client's pool that were not given back. On the server: names that any process holds or waits for.
 
     Args:
         client: An asyncio client, or a `Coordinator`, which may stay open.

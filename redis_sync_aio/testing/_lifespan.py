@@ -13,9 +13,9 @@ from ..contrib.asgi import App, Message, Receive, Scope, Send
 async def run_lifespan(app: App) -> AsyncIterator[App]:
     """Run the lifespan of an ASGI application around a body, and yield the application to send requests to.
 
-    Each request finds the state of the lifespan, as with a server; `httpx.ASGITransport` alone provides neither. The
-    lifespan runs in a task of its own, so fixtures may enter and leave it. The application is shut down at the end of
-    the body, also after an error. If that is cancelled, or the start, the lifespan is cancelled.
+    Each request finds the state of the lifespan, as with a server. The lifespan runs in a task of its own, so fixtures
+    may enter and leave it. The application is shut down at the end of the body, also after an error. A cancellation of
+    its start or end cancels the lifespan.
 
     Args:
         app: The application, such as one of FastAPI, Starlette or Litestar.

@@ -253,9 +253,8 @@ class SentinelTopology(Topology):
     async def partition(self, primary: EmbeddedServer | None = None) -> None:
         """Cut a primary (default: `primary`) off from the sentinels and its replica, while clients still reach it.
 
-        The others hear nothing from it and get nothing of what it writes from now on. `promoted` waits until they have
-        another primary. Clients that are connected stay where they are: both primaries take writes, unless the servers
-        have ``min-replicas-to-write``, as a group that has locks should.
+        `promoted` waits until the others have another primary. Clients that are connected stay: both primaries take
+        writes, unless the servers have ``min-replicas-to-write``.
         """
         parted = primary or self.primary
         await self.call(parted, "ACL", "SETUSER", PEER, "resetkeys", "resetchannels", "-@all")
