@@ -543,8 +543,7 @@ LOCKS: dict[str, Callable[[Coordinator], AsyncLock | AsyncReentrantLock | AsyncM
 
 @pytest_asyncio.fixture
 async def proxy(server: EmbeddedServer, redis: Redis) -> AsyncIterator[FaultProxy]:
-    assert server.port is not None
-    async with FaultProxy((server.host, server.port)) as running:
+    async with FaultProxy(server) as running:
         yield running
 
 

@@ -75,7 +75,7 @@ async def test_a_holder_is_not_taken_for_dead_while_its_only_shard_does_not_answ
     """It is not known whether it is connected, and no problem is named."""
     name, (home, there, _) = nodes.name_at(0, "moved-in-an-outage"), nodes.primaries
     async with (
-        FaultProxy((home.host, home.port or 0)) as proxy,
+        FaultProxy(home) as proxy,
         moved_back(nodes, name),
         nodes.client() as client,
         nodes.client(

@@ -15,6 +15,10 @@ PERMITS, STATE, QUEUE, POLLS = KEYS.all
 TTL = 30_000
 POLL_MS = 60_000
 ALIVE, OTHER, DEAD = b"rsa:alive", b"rsa:other", b"rsa:dead"
+A1, A2, B3 = b"host:1:a:1~", b"host:1:a:2~", b"host:2:b:3~"
+"""Tokens of processes that share: they end as ``:<hex of the inbox>:<number>~``."""
+AT_A, AT_B = b"rsa:a", b"rsa:b"
+LIKE_IT = (b"t~", b"host:a:1", b"host:x:1~", b"host:a:1~ ", b"a:1~", b"host:a:~", b"host::1~", b"~")
 BUSY, GRANTED, QUEUED, OWN, SPENT, MISMATCH, TOO_HEAVY = range(7)
 FILL = """
 for i = 1, ARGV[1] do
@@ -92,6 +96,11 @@ async def everything(redis: Client) -> Any:
     return scores, await redis.hgetall(STATE)
 
 
+async def dump(redis: Client) -> dict[bytes, bytes]:
+    """Return every key, but for remaining times."""
+    return {key: await redis.dump(key) for key in await redis.keys()}
+
+
 async def check_kept(redis: Client, ms: int) -> None:
     """The keys of the permits live longer than ``ms`` from now, and STATE not less long (but for this reading)."""
     permits, state = await redis.pttl(PERMITS), await redis.pttl(STATE)
@@ -130,3 +139,10 @@ async def commands(redis: Client) -> int:
     stats = await redis.info("commandstats")
     ours = {"cmdstat_info", "cmdstat_config|resetstat"}
     return sum(entry["calls"] for name, entry in stats.items() if name not in ours)
+
+
+def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:
+    """Return the numbers in the messages, which have to say that somebody waits, and nothing else."""
+    for _, fence, time, duration in messages:
+        assert (fence, len(time), duration) == (b"-2", 16, b"0")
+    return [message[0] for message in messages]

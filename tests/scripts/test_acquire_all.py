@@ -9,6 +9,7 @@ from redis.exceptions import ResponseError
 
 from ..support.inside import LockKeys, joined_keys, load, lock_keys
 from ..support.script_mutants import Client
+from .permits import dump
 
 pytestmark = pytest.mark.real
 
@@ -31,15 +32,6 @@ async def holders(redis: Client) -> list[bytes | None]:
     return [await redis.get(keys.name) for keys in LOCKS]
 
 
-async def everything(redis: Client) -> dict[bytes, Any]:
-    """All that the server knows, but for remaining times."""
-    found = {}
-    for key in await redis.keys():
-        kind = await redis.type(key)
-        found[key] = await (redis.get(key) if kind == b"string" else redis.zrange(key, 0, -1, withscores=True))
-    return found
-
-
 def codes(answers: list[Any]) -> list[int]:
     return [answer if isinstance(answer, int) else answer[0] for answer in answers]
 
@@ -47,13 +39,13 @@ def codes(answers: list[Any]) -> list[int]:
 async def test_p4_twice_answers_the_same_and_changes_nothing(redis: Client) -> None:
     fences = await acquire_all(redis)
     await redis.pexpire(LOCKS[0].name, 5000)
-    before = await everything(redis)
+    before = await dump(redis)
     for _ in range(2):
         answers = await acquire_all(redis)
         assert codes(answers) == [OWN] * 3
         assert [answer[1] for answer in answers] == fences
         assert 0 < answers[0][2] <= 5000
-        assert await everything(redis) == before
+        assert await dump(redis) == before
 
 
 async def test_p4_a_copy_after_one_was_lost_does_not_take_it_back(redis: Client) -> None:

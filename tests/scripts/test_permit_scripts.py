@@ -32,6 +32,7 @@ from .permits import (
     ask,
     check_kept,
     commands,
+    dump,
     everything,
     expire,
     fill,
@@ -296,22 +297,6 @@ async def test_a_foreign_key_in_place_of_polls_changes_nothing(redis: Client, by
             await run(redis, *BY[by])
         assert await dump(redis) == before
         assert await told() == []
-
-
-async def dump(redis: Client) -> dict[bytes, bytes]:
-    return {key: await redis.dump(key) for key in await redis.keys()}
-
-
-@pytest.mark.parametrize("token", [b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0", b"limit", b"="])
-async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
-    async with inbox(redis):
-        await granted(redis, b"first", weight=2)
-        await waits(redis, token)
-        await release(redis, b"first")
-        assert await holders(redis) == {token: 1}
-        assert (await ask(redis, token))[0] == OWN
-        assert await release(redis, token) == 1
-        assert await holders(redis) == {}
 
 
 # -- crowds ------------------------------------------------------------------------------------------------

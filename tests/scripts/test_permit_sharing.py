@@ -11,8 +11,14 @@ import pytest
 
 from ..support.inside import MAX_NOTIFIED
 from .permits import (
+    A1,
+    A2,
     ALIVE,
+    AT_A,
+    AT_B,
+    B3,
     BUSY,
+    LIKE_IT,
     PERMITS,
     QUEUED,
     STATE,
@@ -27,13 +33,10 @@ from .permits import (
     release,
     run,
     waits,
+    wanted,
 )
 
 pytestmark = pytest.mark.real
-
-A1, A2, B3 = b"host:1:a:1~", b"host:1:a:2~", b"host:2:b:3~"
-AT_A, AT_B = b"rsa:a", b"rsa:b"
-LIKE_IT = (b"t~", b"host:a:1", b"host:x:1~", b"host:a:1~ ", b"a:1~", b"host:a:~", b"host::1~", b"~")
 
 
 async def state(redis: Client, field: bytes) -> Any:
@@ -48,13 +51,6 @@ async def renew(redis: Client, token: bytes, *more: int, ttl: int = TTL) -> list
     """Return all of the reply but the server's time."""
     code, _, *rest = await run(redis, "permits/renew", token, ttl, 1, *more)
     return [code, *rest]
-
-
-def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:
-    """Return the numbers in the messages, which have to say that somebody waits, and nothing else."""
-    for _, fence, time, duration in messages:
-        assert (fence, len(time), duration) == (b"-2", 16, b"0")
-    return [message[0] for message in messages]
 
 
 # -- fences ------------------------------------------------------------------------------------------------

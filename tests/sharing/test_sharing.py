@@ -95,10 +95,9 @@ async def test_p8_all_that_was_reserved_is_used(redis: Redis, sync: Coordinator)
 
 async def test_p8_fences_that_are_used_up(server: EmbeddedServer, redis: Redis) -> None:
     """P8: the answer with more fences is late: after the last one the base goes back, and all go on with another."""
-    assert server.port is not None
     async with (
-        FaultProxy((server.host, server.port)) as proxy,
-        Redis.from_url(proxy.url) as client,
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
         Coordinator(client) as sync,
     ):
         lock = shared(sync)
@@ -280,10 +279,9 @@ async def test_p3_the_word_is_lost_and_a_renewal_says_it(redis: Redis, other: Co
 
 async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, redis: Redis) -> None:
     """P3: after a reconnect it is said again, long before a renewal is due."""
-    assert server.port is not None
     async with (
-        FaultProxy((server.host, server.port)) as proxy,
-        Redis.from_url(proxy.url) as client,
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
         tuned(client, slice=60) as sync,
         Coordinator(redis) as other,
     ):
@@ -300,10 +298,9 @@ async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, r
 
 async def test_p3_the_word_is_lost_with_the_answer_to_the_request(server: EmbeddedServer, redis: Redis) -> None:
     """P3: who has to ask again whether it has it hears that others wait."""
-    assert server.port is not None
     async with (
-        FaultProxy((server.host, server.port)) as proxy,
-        Redis.from_url(proxy.url) as client,
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
         Coordinator(client) as sync,
         Coordinator(redis) as other,
     ):

@@ -91,10 +91,9 @@ async def test_room_after_another_process_changed_the_limit(sync: Coordinator, o
 @pytest.mark.parametrize("limit", [4, 1])
 async def test_room_when_the_answer_is_lost(server: EmbeddedServer, redis: Redis, limit: int) -> None:
     """The answer to its repetition says that the limit was the new one before."""
-    assert server.port is not None
     async with (
-        FaultProxy((server.host, server.port)) as proxy,
-        Redis.from_url(proxy.url) as client,
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
         Coordinator(client) as sync,
     ):
         sem = semaphore(sync, 2)

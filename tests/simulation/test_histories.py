@@ -33,6 +33,7 @@ from ..support.histories import (
     Kind,
     likely,
     most_waiting,
+    odd_token,
     only_if,
     private_server,
 )
@@ -91,7 +92,9 @@ class Actor:
     def token(self) -> bytes:
         if self.kind == "sharing":
             return b"host:%b:%d~" % (self.inbox[4:], self.number)
-        return b"me" if self.kind == "identity" else b"t%d" % self.number
+        if self.kind == "identity":
+            return b"me|\x00\r\n\xff"
+        return b"t%d" % self.number if self.kind == "impatient" else odd_token(self.number)
 
     @property
     def ticket(self) -> bytes:

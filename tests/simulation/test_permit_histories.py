@@ -36,6 +36,7 @@ from ..support.histories import (
     Kind,
     likely,
     most_waiting,
+    odd_token,
     only_if,
     private_server,
 )
@@ -102,7 +103,7 @@ class Actor:
             return b"host:%b:%d~" % (self.inbox[4:], number)
         if self.kind in ("pushed", "dead"):  # as a process makes it
             return b"host:%b:%d" % (self.listens[4:], number)
-        return b"me" if self.kind == "identity" else b"t%d" % number
+        return b"me|\x00\r\n\xff" if self.kind == "identity" else odd_token(number)
 
     @property
     def listens(self) -> bytes:

@@ -59,7 +59,7 @@ def lock(client: Redis) -> RedisLock:
 @asynccontextmanager
 async def through_proxy(server: EmbeddedServer) -> AsyncIterator[tuple[FaultProxy, Redis]]:
     """A client whose connections can be disturbed. In the end all that it still has to undo is undone."""
-    async with FaultProxy((server.host, server.port or 0)) as proxy, Redis.from_url(proxy.url) as client:
+    async with FaultProxy(server) as proxy, proxy.client() as client:
         coordinator = hub_of(client)
         try:
             yield proxy, client

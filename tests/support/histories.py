@@ -32,6 +32,8 @@ Kind = Literal["pushed", "sharing", "dead", "polling", "impatient", "identity"]
 KINDS: tuple[Kind, ...] = ("pushed", "pushed", "sharing", "sharing", "dead", "polling", "impatient", "identity")
 A = TypeVar("A")
 MUTE = st.sampled_from([False] * 9 + [True])
+ODD = (b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0", b"limit", b"=")
+"""Tokens: they may hold any bytes."""
 
 PROFILE = settings(
     phases=[Phase.explicit, Phase.generate],
@@ -48,6 +50,11 @@ SHARE = 1 if OPTIONS.run_ci else 4
 def most_waiting(number: int) -> int | None:
     """Return behind how many others the request of that number waits at most: mostly any number."""
     return 2 if number % 5 == 0 else None
+
+
+def odd_token(number: int) -> bytes:
+    """Return the token of the request of that number."""
+    return ODD[number % len(ODD)] + (b"%d" % number if number >= len(ODD) else b"")
 
 
 class Pointless(Exception):

@@ -118,12 +118,11 @@ class Wired:
 
 @asynccontextmanager
 async def wired(server: EmbeddedServer, **options: Any) -> AsyncIterator[Wired]:
-    assert server.port is not None
     timeouts: dict[str, Any] = {"socket_timeout": TIMEOUT, "socket_connect_timeout": 5, "retry": Retry(NoBackoff(), 0)}
     async with (
-        FaultProxy((server.host, server.port)) as proxy,
+        FaultProxy(server) as proxy,
         server.client() as direct,
-        Redis(host=proxy.host, port=proxy.port, max_connections=2, **(timeouts | options)) as client,
+        proxy.client(max_connections=2, **(timeouts | options)) as client,
     ):
         await prove(client)
         proxy.commands.clear()

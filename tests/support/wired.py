@@ -145,11 +145,10 @@ async def wired(
     timeouts: dict[str, Any] = {"socket_timeout": RESPONSE_TIMEOUT, "socket_connect_timeout": 3 * RESPONSE_TIMEOUT}
     client_options, coordinator_options = MODES[mode]
     limits: dict[str, Any] = {"response_timeout": RESPONSE_TIMEOUT, "retry_for": RETRY_FOR}
-    assert server.port is not None
     async with (
-        FaultProxy((server.host, server.port), tls) as proxy,
+        FaultProxy(server, tls) as proxy,
         server.client() as direct,
-        Redis(host=proxy.host, port=proxy.port, **(timeouts | client_options | (client or {}))) as faulty,
+        proxy.client(**(timeouts | client_options | (client or {}))) as faulty,
         Coordinator(direct) as other,
         tuned(faulty, **(limits | coordinator_options | options)) as sync,
     ):
