@@ -28,11 +28,11 @@ from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
-from ..support.compat import NAME, OTHER, MakeLock, is_free, near, refused, started
-from ..support.compat import client as client
-from ..support.compat import kind as kind
-from ..support.compat import make as make
 from ..support.inside import close_implicit, hub_of
+from .compat import NAME, OTHER, MakeLock, is_free, near, refused, started
+from .compat import client as client
+from .compat import kind as kind
+from .compat import make as make
 
 TOKENS = pytest.mark.parametrize("token", [None, "mine"])
 # -- acquire and release -------------------------------------------------------------------------------

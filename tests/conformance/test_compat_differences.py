@@ -21,10 +21,13 @@ from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
-from ..support.compat import (
+from ..support.inside import close_implicit, hub_of, load
+from ..support.inspecting import calls
+from ..support.proxy import CUT_AFTER, CUT_BEFORE, DELAY_REPLY, ERROR, SWALLOW_REQUEST, script
+from ..support.sweep import Outcome, sweep
+from .compat import (
     NAME,
     OTHER,
-    calls,
     is_free,
     near,
     queue_is_empty,
@@ -33,11 +36,8 @@ from ..support.compat import (
     through_proxy,
     until,
 )
-from ..support.compat import client as client
-from ..support.compat import lock as lock
-from ..support.inside import close_implicit, hub_of, load
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, DELAY_REPLY, ERROR, SWALLOW_REQUEST, script
-from ..support.sweep import Outcome, sweep
+from .compat import client as client
+from .compat import lock as lock
 
 ACQUIRE, RENEW, RELEASE = (script(load(f"lock/{part}").sha) for part in ("acquire", "renew", "release"))
 

@@ -24,6 +24,7 @@ from redis_sync_aio.types import BaseLease
 from ..conftest import SELDOM
 from ..support.body import FAST, waits
 from ..support.inside import cohorts_of, hub_of, now, tuned
+from ..support.inspecting import calls
 from ..support.options import OPTIONS
 from ..support.primitives import KINDS, Primitive
 from ..support.proxy import DROP, FaultProxy
@@ -205,10 +206,6 @@ async def patient(redis: Redis) -> AsyncIterator[Coordinator]:
         yield coordinator
 
 
-async def scripts_run(redis: Redis) -> int:
-    return int((await redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
-
-
 class Grown:
     """``with grown``: the memory that is taken in it, in bytes."""
 
@@ -238,14 +235,14 @@ async def test_p9_e7_ten_thousand_waiters(kind: Primitive, patient: Coordinator,
     assert grown.bytes / many < 8192
 
     handed = 200
-    sent, fence, connections = await scripts_run(redis), holder.fence, patient.connections
+    sent, fence, connections = await calls(redis, "evalsha"), holder.fence, patient.connections
     await holder.release()
     for waiter in waiters[:handed]:
         lease = await asyncio.wait_for(waiter, 15)
         assert lease.fence > fence
         fence = lease.fence
         await lease.release()
-    assert (await scripts_run(redis) - sent) / handed <= 5
+    assert (await calls(redis, "evalsha") - sent) / handed <= 5
     last = await asyncio.wait_for(waiters[handed], 15)  # the hand-over that the last release began
     assert patient.connections == connections
     await last.extend(60)  # beyond its claim: so many cancellations keep the loop busy

@@ -30,6 +30,7 @@ from redis_sync_aio.errors import OutOfMemory, PermissionDenied
 from ..support.inside import (
     permit_keys,
 )
+from ..support.inspecting import calls
 from ..support.proxy import HOLD_REPLY, FaultProxy
 from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
 from ..support.served import ORDERS, everything, modes, say, served, served_to, user
@@ -314,9 +315,9 @@ async def test_cost(redis: Redis, mode: str) -> None:
         await (await lock.acquire()).release()
 
         async def counted(operation: Awaitable[Any]) -> tuple[Any, int]:
-            before = (await redis.info("commandstats"))["cmdstat_exec"]["calls"]
+            before = await calls(redis, "exec")
             result = await operation
-            return result, (await redis.info("commandstats"))["cmdstat_exec"]["calls"] - before
+            return result, await calls(redis, "exec") - before
 
         lease, execs = await counted(lock.acquire())
         assert execs == 1

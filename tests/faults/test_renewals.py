@@ -24,6 +24,7 @@ from redis_sync_aio.types import BaseLease
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
 from ..support.inside import hub_of, now
+from ..support.inspecting import calls
 from ..support.one_server import one_server_for_all as one_server_for_all
 from ..support.primitives import (
     ALONE,
@@ -251,17 +252,14 @@ async def test_one_line_for_each_renewal_that_is_refused_for_long(
 ) -> None:
     """Not one for each attempt, of which there are several in a second; and none once the server takes writes again."""
 
-    async def attempts() -> int:
-        return int((await admin.info("commandstats"))["cmdstat_evalsha"]["calls"])
-
     async with coordinated(own, push=push) as sync, AsyncLock(sync, NAME, ttl=6) as lease:
         for _ in range(2):
             before = len(told("renewal_refused"))
             async with without_replicas(admin):
                 await wait_until(lambda: len(told("renewal_refused")) > before, FAST, timeout=20)  # noqa: B023
-                made, left = await attempts(), lease.remaining()
+                made, left = await calls(admin, "evalsha"), lease.remaining()
                 await wait_until(lambda: lease.remaining() < left - 1, FAST, timeout=20)  # noqa: B023
-                assert await attempts() >= made + 2
+                assert await calls(admin, "evalsha") >= made + 2
             await wait_until(lambda: lease.remaining() > 5, FAST, timeout=20)
     assert [line.error.code for line in told("renewal_refused")] == ["NOREPLICAS"] * 2
     assert all(2 < line.left < 4 for line in told("renewal_refused"))
@@ -484,5 +482,5 @@ async def test_a_hand_over_of_a_short_section_costs_no_renewal(sync: Coordinator
 
         await client.config_resetstat()
         await asyncio.gather(*map(take_turns, locks))
-        commands = (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        commands = await calls(client, "evalsha")
         assert commands <= 2 * 200 + 10

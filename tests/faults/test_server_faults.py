@@ -18,6 +18,7 @@ from redis_sync_aio.errors import OutOfMemory
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.inside import now
+from ..support.inspecting import calls
 from ..support.served import NAME, Served, modes, served
 from ..support.wired import RESPONSE_TIMEOUT, SOON
 from ..support.wired import quiet_loop as quiet_loop
@@ -185,11 +186,10 @@ async def test_a_waiter_outlasts_out_of_memory() -> None:
         waiting = asyncio.create_task(s.lock().acquire())
         await s.queued()
         await s.admin.config_set("maxmemory", 1)
-        before = (await s.admin.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        before = await calls(s.admin, "evalsha")
 
         async def looked() -> bool:
-            calls = (await s.admin.info("commandstats"))["cmdstat_evalsha"]["calls"]
-            return bool(calls > before + 2) or waiting.done()
+            return await calls(s.admin, "evalsha") > before + 2 or waiting.done()
 
         await wait_until(looked, SOON, timeout=15)
         assert not waiting.done(), waiting.exception()

@@ -18,6 +18,7 @@ from redis_sync_aio.errors import CoordinatorClosed
 
 from ..support.body import FAST
 from ..support.callbacks import callbacks
+from ..support.inspecting import calls
 
 MANY = 20_000
 AT_ONCE = 100
@@ -37,21 +38,16 @@ async def admin(caplog: pytest.LogCaptureFixture) -> AsyncIterator[tuple[Embedde
         yield server, client
 
 
-async def scripts(client: Redis) -> int:
-    """Return how many scripts the server has run."""
-    return int((await client.info("commandstats"))["cmdstat_evalsha"]["calls"])
-
-
 async def ran(client: Redis, number: int) -> None:
     async def condition() -> bool:
-        return await scripts(client) >= number
+        return await calls(client, "evalsha") >= number
 
     await wait_until(condition, FAST, timeout=300)
 
 
 async def cut(client: Redis, coordinator: Coordinator) -> None:
     """Cut the connection of ``coordinator``; return when the next one has carried a script for each of many."""
-    before, connections = await scripts(client), coordinator.connections
+    before, connections = await calls(client, "evalsha"), coordinator.connections
     await client.client_kill_filter(_type="pubsub")
     await wait_until(lambda: coordinator.connections > connections, FAST, timeout=300)
     await ran(client, before + MANY)
@@ -92,7 +88,7 @@ async def queued(client: Redis, aside: Redis) -> AsyncIterator[tuple[Coordinator
             with pytest.raises(CoordinatorClosed):
                 await AsyncLock(coordinator, names[number % len(names)]).acquire()
 
-        before = await scripts(aside)
+        before = await calls(aside)
         waiting = []
         for number in range(MANY):
             waiting.append(asyncio.create_task(wait(number)))
@@ -115,7 +111,7 @@ async def test_no_callback_works_on_all(admin: tuple[EmbeddedServer, Redis], wha
         async with many as (coordinator, leases):
             with callbacks() as renewing:
                 if what == "leases":
-                    await ran(aside, await scripts(aside) + MANY)
+                    await ran(aside, await calls(aside) + MANY)
             with callbacks() as reconnecting:
                 await cut(aside, coordinator)
             assert not any(lease.lost for lease in leases)

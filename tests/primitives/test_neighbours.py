@@ -27,8 +27,8 @@ from redis_sync_aio.types import Engine, Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from ..support.compat import calls
 from ..support.inside import POLLERS_TICKET, hub_of, now, permit_keys, tuned
+from ..support.inspecting import calls
 from ..support.primitives import (
     LOCK,
     ROBUST,

@@ -15,6 +15,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.inside import CONTENDED, FENCE_RANGE, hub_of, link_events_of, load, now, tuned
+from ..support.inspecting import calls
 from ..support.proxy import CUT_AFTER, DROP, HOLD_REPLY, FaultProxy, anything, script
 from ..support.sharing import (
     KEYS,
@@ -24,7 +25,6 @@ from ..support.sharing import (
     in_queue,
     on_wanted,
     process_grant_of,
-    scripts,
     shared,
     soon,
     told,
@@ -54,7 +54,7 @@ async def test_p2_handing_on_sends_nothing(redis: Redis, sync: Coordinator, gran
     lock = shared(sync)
     async with lock as lease:  # the scripts are known
         await lease.extend(30)
-    before = await scripts(redis)
+    before = await calls(redis)
     seen: list[tuple[int, Lease]] = []
 
     async def one(number: int) -> None:
@@ -64,7 +64,7 @@ async def test_p2_handing_on_sends_nothing(redis: Redis, sync: Coordinator, gran
                 await asyncio.sleep(0)
 
     await asyncio.gather(*(one(number) for number in range(10)))
-    assert await scripts(redis) - before == sent
+    assert await calls(redis) - before == sent
     assert [number for number, _ in seen] == [*range(10)] * grants
     assert len({lease.token for _, lease in seen}) == 1
     assert rising([lease for _, lease in seen])

@@ -12,6 +12,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseL
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.inside import hub_of, manager, now
+from ..support.inspecting import calls
 from ..support.sharing import (
     NAME,
     gets_free,
@@ -19,7 +20,6 @@ from ..support.sharing import (
     in_queue,
     process_grant_of,
     queued,
-    scripts,
     shared,
     soon,
     turns,
@@ -222,7 +222,7 @@ async def test_p2_try_acquire(redis: Redis, sync: Coordinator) -> None:
     """P2: None without a command while a task here has it or waits; a lease without a command when a base rests."""
     lock = shared(sync, linger=60)
     lease = await lock.acquire()
-    before = await scripts(redis)
+    before = await calls(redis)
     assert await lock.try_acquire() is None
     with pytest.raises(AcquireTimeout):
         await lock.acquire(timeout=0)
@@ -235,7 +235,7 @@ async def test_p2_try_acquire(redis: Redis, sync: Coordinator) -> None:
     assert second is not None
     assert process_grant_of(second) is process_grant_of(lease)
     await second.release()
-    assert await scripts(redis) == before
+    assert await calls(redis) == before
 
 
 async def test_p2_try_acquire_elsewhere(redis: Redis, sync: Coordinator, other: Coordinator) -> None:

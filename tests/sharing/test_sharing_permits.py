@@ -21,6 +21,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.inside import TaskGrant, behind_tickets, hub_of
+from ..support.inspecting import calls
 from ..support.proxy import CUT_BEFORE
 from ..support.sharing import on_wanted, process_grant_of, told
 from ..support.transactions import proxied
@@ -31,11 +32,6 @@ NAME = "shared"
 
 def semaphore(sync: Coordinator, limit: int | None = 5, ttl: float = 30.0) -> AsyncSemaphore:
     return AsyncSemaphore(sync, NAME, limit=limit, ttl=ttl, share=True)
-
-
-async def scripts(redis: Redis) -> int:
-    stats = await redis.info("commandstats")
-    return sum(one["calls"] for name, one in stats.items() if "eval" in name)
 
 
 @pytest.mark.real  # counts the commands of the server
@@ -55,7 +51,7 @@ async def test_permits_are_handed_on_without_a_command(sync: Coordinator, redis:
     await redis.config_resetstat()
     await asyncio.gather(*(work() for _ in range(20)))
     assert most == 5
-    assert await scripts(redis) <= 10 + 5 * 5
+    assert await calls(redis) <= 10 + 5 * 5
     await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
     assert (await sem.statistics()).held == 0
 
@@ -256,14 +252,14 @@ async def test_readers_of_a_process_share_one_permit(sync: Coordinator, redis: R
         await rw.statistics()  # now the server knows the scripts
     await redis.config_resetstat()
     leases = [await rw.read().acquire() for _ in range(100)]
-    assert await scripts(redis) <= 2
+    assert await calls(redis) <= 2
     assert readers_of(await rw.statistics()) == 1
     assert len({lease.token for lease in leases}) == 1
     for lease in leases:
         lease.check()
         await lease.release()
     assert readers_of(await rw.statistics()) == 0
-    assert await scripts(redis) <= 2 + 4
+    assert await calls(redis) <= 2 + 4
     assert not hub_of(sync).resources
 
 

@@ -19,6 +19,7 @@ from redis_sync_aio.errors import WrongContext
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.inside import LeaseState, ProcessGrant, TaskGrant, hub_of, now, process_grants, tuned
+from ..support.inspecting import calls
 from ..support.options import OPTIONS
 from ..support.sharing import (
     NAME,
@@ -27,7 +28,6 @@ from ..support.sharing import (
     in_queue,
     process_grant_of,
     queued,
-    scripts,
     shared,
     soon,
     turns,
@@ -57,7 +57,7 @@ async def test_p2_nothing_is_sent_while_it_rests(redis: Redis, sync: Coordinator
     """P2, P8: a task that comes back within ``linger`` has it immediately, under a greater fence; also from ``try``."""
     lock = shared(sync, linger=60)
     lease = await lock.acquire()
-    before = await scripts(redis)
+    before = await calls(redis)
     for turn in range(50):
         await lease.release()
         assert not await free(redis)
@@ -66,7 +66,7 @@ async def test_p2_nothing_is_sent_while_it_rests(redis: Redis, sync: Coordinator
         assert following.fence > lease.fence
         assert process_grant_of(following) is process_grant_of(lease)
         lease = following
-    assert await scripts(redis) == before
+    assert await calls(redis) == before
     await lease.release()
 
 
@@ -421,7 +421,7 @@ async def test_p12_a_fork(redis: Redis, sync: Coordinator) -> None:
     lease = await lock.acquire()
     tasks = await waiters(lock, sync, 1)
     await (await resting.acquire()).release()
-    before = await scripts(redis)
+    before = await calls(redis)
     pid = os.fork()
     if pid == 0:
         wrong = 1
@@ -434,7 +434,7 @@ async def test_p12_a_fork(redis: Redis, sync: Coordinator) -> None:
     async with asyncio.timeout(10):
         while os.waitpid(pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222
             await asyncio.sleep(0.001)
-    assert await scripts(redis) == before
+    assert await calls(redis) == before
     lease.check()
     await lease.release()
     await (await soon(tasks[0])).release()

@@ -32,12 +32,6 @@ def process_grant_of(lease: BaseLease) -> ProcessGrant:
     return grant.process_grant
 
 
-async def scripts(redis: Redis) -> int:
-    """Return how many scripts the server has run."""
-    stats: dict[str, Any] = await redis.info("commandstats")
-    return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_eval", "cmdstat_evalsha"))
-
-
 async def queued(redis: Any) -> int:
     """Return how many tickets there are."""
     return int(await redis.zcard(KEYS.queue))

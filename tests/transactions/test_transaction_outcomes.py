@@ -30,6 +30,7 @@ from redis_sync_aio.types import Committed, Transaction
 
 from ..support.body import FAST
 from ..support.inside import now, turn_key
+from ..support.inspecting import calls
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, HOLD_REPLY
 from ..support.transactions import Insufficient, Wired, in_use, increment, interrupted, prove, watchers, wired
 
@@ -353,17 +354,12 @@ async def calls_of(it: Wired, lock: AsyncLock, body: Callable[[Wired, Transactio
         assert not isinstance(caught.value, (LeaseLost, OutcomeUnknown))
     following = asyncio.ensure_future(lock.acquire())
     await asyncio.sleep(0)
-    before = await scripts(it)
+    before = await calls(it.direct)
     await lease.release()
     theirs = await following
-    after = await scripts(it)
+    after = await calls(it.direct)
     await theirs.release()
     return after - before
-
-
-async def scripts(it: Wired) -> int:
-    stats = await it.direct.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
 
 
 @pytest.mark.real  # counts the commands of the server
@@ -384,7 +380,7 @@ async def test_a_lease_whose_guarded_commit_certainly_ended_is_handed_on_as_befo
                 tx.multi()
         following = asyncio.ensure_future(lock.acquire())
         await asyncio.sleep(0)
-        before = await scripts(it)
+        before = await calls(it.direct)
         await lease.release()
         await (await following).release()
-        assert await scripts(it) > before
+        assert await calls(it.direct) > before

@@ -17,8 +17,9 @@ from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
-from .inside import close_implicit, hub_of
-from .proxy import FaultProxy
+from ..support.inside import close_implicit, hub_of
+from ..support.inspecting import calls
+from ..support.proxy import FaultProxy
 
 NAME = "compat"
 OTHER = b"somebody else"
@@ -78,12 +79,6 @@ async def is_free(redis: Redis, name: str = NAME) -> bool:
 
 async def queue_is_empty(redis: Redis) -> bool:
     return (await AsyncLock(redis, NAME).statistics()).waiting == 0
-
-
-async def calls(redis: Redis, *names: str) -> int:
-    """How often clients have sent these commands."""
-    stats = await redis.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names)
 
 
 async def started(redis: Redis, coroutine: Awaitable[bool]) -> asyncio.Task[bool]:
