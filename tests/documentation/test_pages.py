@@ -124,18 +124,15 @@ def test_a_block_that_fails_is_noticed(server: EmbeddedServer, tmp_path: Path) -
     with pytest.raises(AssertionError) as caught:
         Page(page, server.url, tmp_path).run()
     assert caught.traceback[-1].lineno == 7
-    page.write_text("# Title\n\n```sh\nfalse\n```\n")
-    with pytest.raises(AssertionError, match="line 3: exit status 1"):
-        Page(page, server.url, tmp_path).run()
-    page.write_text("# Title\n\n```lua\nlocal copied = 1\n```\n")
-    with pytest.raises(AssertionError, match="not put in from a file"):
-        Page(page, server.url, tmp_path).run()
-    page.write_text('# Title\n\n```lua\n--8<-- "no/such.lua"\n```\n')
-    with pytest.raises(AssertionError, match="there is no no/such"):
-        Page(page, server.url, tmp_path).run()
-    page.write_text("# Title\n\n```cobol\n```\n")
-    with pytest.raises(AssertionError, match="no way to run 'cobol'"):
-        Page(page, server.url, tmp_path).run()
+    for block, said in {
+        "sh\nfalse\n": "line 3: exit status 1",
+        "lua\nlocal copied = 1\n": "not put in from a file",
+        'lua\n--8<-- "no/such.lua"\n': "there is no no/such",
+        "cobol\n": "no way to run 'cobol'",
+    }.items():
+        page.write_text(f"# Title\n\n```{block}```\n")
+        with pytest.raises(AssertionError, match=said):
+            Page(page, server.url, tmp_path).run()
 
 
 def test_a_file_may_be_written_in_steps(server: EmbeddedServer, tmp_path: Path) -> None:

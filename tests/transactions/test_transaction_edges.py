@@ -135,8 +135,10 @@ async def test_an_idempotent_body_that_is_not_committed_again_may_have_been(
     assert await redis.get("k") == b"paid"
 
 
-async def test_giving_up_in_conflict_hides_no_unknown_outcome(redis: Redis, server: EmbeddedServer) -> None:
-    """P12: the same when later runs meet others."""
+@pytest.mark.parametrize("in_turn", [False, True], ids=["in conflict", "waiting for a turn"])
+async def test_giving_up_hides_no_unknown_outcome(redis: Redis, server: EmbeddedServer, in_turn: bool) -> None:
+    """P12: the same when later runs meet others, with the whole story as its cause."""
+    limits: dict[str, Any] = {"timeout": 0.5, "escalate_after": 1} if in_turn else {"attempts": 3}
     async with proxied(server) as (proxy, client):
         proxy.on("EXEC", CUT_AFTER)
         runs = 0
@@ -147,36 +149,16 @@ async def test_giving_up_in_conflict_hides_no_unknown_outcome(redis: Redis, serv
             await tx.get("k")
             if runs > 1:
                 await redis.set("k", "other")
+                if in_turn:
+                    await redis.set("{k}:turn", "somebody's")
             tx.multi()
             tx.set("paid", "yes")
 
         with pytest.raises(OutcomeUnknown, match="earlier EXEC") as raised:
-            await transaction(client, body, "k", idempotent=True, attempts=3, backoff=FAST)
-        assert isinstance(raised.value.__cause__, Conflict)
-    assert await redis.get("paid") == b"yes"
-
-
-async def test_giving_up_the_wait_for_a_turn_hides_no_unknown_outcome(redis: Redis, server: EmbeddedServer) -> None:
-    """P12: the same, with the whole story as its cause."""
-    async with proxied(server) as (proxy, client):
-        proxy.on("EXEC", CUT_AFTER)
-        runs = 0
-
-        async def body(tx: Transaction) -> None:
-            nonlocal runs
-            runs += 1
-            await tx.get("k")
-            if runs == 2:
-                await redis.set("k", "other")
-                await redis.set("{k}:turn", "somebody's")
-            tx.multi()
-            tx.set("paid", "yes")
-
-        with pytest.raises(OutcomeUnknown, match="earlier EXEC") as raised:
-            await transaction(client, body, "k", idempotent=True, timeout=0.5, escalate_after=1, backoff=FAST)
+            await transaction(client, body, "k", idempotent=True, backoff=FAST, **limits)
         why = raised.value.__cause__
         assert isinstance(why, Conflict)
-        assert isinstance(why.__cause__, AcquireTimeout)
+        assert not in_turn or (runs == 2 and isinstance(why.__cause__, AcquireTimeout))
         await redis.delete("{k}:turn")
     assert await redis.get("paid") == b"yes"
 
