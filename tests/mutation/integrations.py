@@ -71,7 +71,7 @@ MUTANTS: Mapping[str, Mutant] = {
         by="test_p8_servers_that_join_stand_in_for_those_that_forget",
     ),
     "a hand-over waits for the next look": Mutant(
-        quorum.Attempt, "answered", "self._decided()", "False", by="test_p3_contended_hand_overs_come_in_time"
+        quorum.Attempt, "answered", "self._decided()", "False", by="test_p1_p3_p8_contended_hand_overs"
     ),
     "a transient refusal is final": Mutant(
         majority.Majority,

@@ -184,25 +184,6 @@ async def joined_by_two(one: Process, nodes: Sequence[Node]) -> RedlockLease:
 # -- while all is well ------------------------------------------------------------------------------------
 
 
-async def test_p1_p8_one_holder_and_rising_fences(one: Process, two: Process) -> None:
-    fences: list[int] = []
-    inside = 0
-
-    async def work(lock: AsyncRedlock) -> None:
-        nonlocal inside
-        for _ in range(3):
-            async with lock as lease:
-                inside += 1
-                assert inside == 1
-                fences.append(lease.fence)
-                await asyncio.sleep(0)
-                inside -= 1
-
-    await asyncio.gather(*(work(redlock(process)) for process in (one, two) for _ in range(3)))
-    assert len(fences) == 18
-    assert all(before < after for before, after in pairwise(fences))
-
-
 async def test_p2_first_come_first_served(one: Process, two: Process) -> None:
     """In order over both processes, and nobody barges between a release and the next one in the queue."""
     holder = await redlock(one).acquire()
@@ -236,22 +217,26 @@ async def test_p3_handed_over_by_a_push(one: Process, two: Process) -> None:
         await lease.release()
 
 
-async def test_p3_contended_hand_overs_come_in_time(one: Process, two: Process) -> None:
-    """Tasks of two processes: none waits for a look, which comes after a second."""
-    free_since, gaps = now(), list[float]()
+async def test_p1_p3_p8_contended_hand_overs(one: Process, two: Process) -> None:
+    """One task of two processes is inside, under a greater fence. None waits for a look, which comes after a second."""
+    free_since, gaps, fences, inside = now(), list[float](), list[int](), 0
 
     async def work(lock: AsyncRedlock) -> None:
-        nonlocal free_since
-        for _ in range(4):
-            lease = await lock.acquire()
-            gaps.append(now() - free_since)
-            await asyncio.sleep(0.1)
-            free_since = now()
-            await lease.release()
+        nonlocal free_since, inside
+        for turn in range(4):
+            async with lock as lease:
+                gaps.append(now() - free_since)
+                inside += 1
+                assert inside == 1
+                fences.append(lease.fence)
+                await asyncio.sleep(0.1 * (turn % 2))
+                inside -= 1
+                free_since = now()
 
     await asyncio.gather(*(work(redlock(process)) for process in (one, two) for _ in range(4)))
     assert len(gaps) == 32
     assert max(gaps) < 0.3
+    assert all(before < after for before, after in pairwise(fences))
 
 
 async def test_one_script_on_each_server_acquires_it(one: Process, nodes: list[Node]) -> None:
