@@ -406,17 +406,6 @@ async def gate(redis: Client, fence: bytes, ttl: int = TTL) -> bytes:
     return found
 
 
-async def test_p4_a_gate_accepts_the_same_twice_and_refuses_older_ones(redis: Client) -> None:
-    low, high = b"0000000000000009", b"9007199254740993"
-    assert await gate(redis, b"") == b""
-    for _ in range(2):
-        assert await gate(redis, low) == low
-    for _ in range(2):
-        assert await gate(redis, high) == high
-    assert await gate(redis, b"9007199254740992") == high
-    assert await gate(redis, b"") == await redis.get(GATE) == high
-
-
 async def test_a_gate_lasts_from_the_last_pass_on(redis: Client) -> None:
     fence = b"1000000000000001"
     for ttl in (TTL, 2 * TTL):
