@@ -6,16 +6,16 @@ A process that is stopped in the midst of a talk, for a moment or for a minute, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
 from redis_sync_aio._engine.watch import DECISIONS, converse
 from redis_sync_aio._engine.watch_dialogue import microseconds
-from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.executions import blocking_server as blocking_server
+from ..support.executions import client as client
 from ..support.executions import conduct
 from ..support.inside import (
     CONFLICT,
@@ -41,17 +41,6 @@ SEM = permit_keys(b"t", "sem")
 RW = permit_keys(b"t", "rw")
 INBOX = b"rsa:talks"
 TTL = 30_000
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def _empty(client: Any) -> None:
-    client.flushall()
 
 
 def said(keys: Keys, script: str, *arguments: bytes | int) -> Call:

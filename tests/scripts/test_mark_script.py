@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 
-from redis_sync_aio.embedded import EmbeddedServer
-
+from ..support.executions import blocking_server as blocking_server
+from ..support.executions import client as client
 from ..support.executions import conduct
 from ..support.inside import Argument, Call, converse, load, lock_keys, mark_keys
 
@@ -17,17 +15,6 @@ KEYS = mark_keys(lock_keys(b"m"))
 NAME, MARK = KEYS.all
 TTL = 30_000
 GONE, HELD, TAKEN = 0, 1, 2
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def _empty(client: Any) -> None:
-    client.flushall()
 
 
 def run(client: Any, by: str, *words: Argument) -> Any:

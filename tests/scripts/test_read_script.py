@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from redis_sync_aio.embedded import EmbeddedServer
-
+from ..support.executions import blocking_server as blocking_server
+from ..support.executions import client as client
 from ..support.executions import conduct
 from ..support.inside import CONFLICT, Call, ReplyError, Words, converse, load, lock_keys, pack
 
@@ -23,12 +22,6 @@ COMMANDS: tuple[Words, ...] = (
     (b"HMGET", POLLS, b"", b"there", b"not"),
     (b"PUBSUB", b"NUMSUB", b"rsa:x"),
 )
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
-        yield client
 
 
 def call(*commands: Words) -> Call:
@@ -45,7 +38,6 @@ def run(client: Any, by: str, *commands: Words) -> Any:
 @pytest.mark.parametrize("by", ["script", "watch"])
 def test_each_command_has_its_reply(client: Any, by: str) -> None:
     """In their order, behind the time: any bytes, what is missing, and an error, which ends none of the others."""
-    client.flushall()
     client.set(NAME, b"\r\n*9\r\n")
     client.zadd(QUEUE, {b"a": 1, b"b": 2})
     client.hset(POLLS, b"there", b"yes")
@@ -61,7 +53,6 @@ def test_each_command_has_its_reply(client: Any, by: str) -> None:
 
 def test_what_changes_meanwhile_is_read_again(client: Any) -> None:
     """Under WATCH: replies of two moments are not told as those of one."""
-    client.flushall()
 
     def change(words: Words) -> None:
         if words == (b"MULTI",):

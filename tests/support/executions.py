@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import pytest
 import redis
 import redis.exceptions
+
+from redis_sync_aio.embedded import EmbeddedServer
 
 from .inside import CONFLICT, Argument, Call, Dialogue, Keys, Reply, ReplyError, Script, Words, converse, load
 
@@ -14,6 +17,20 @@ SECOND = 1_000_000
 
 Execution: TypeAlias = Callable[[Any, str, Keys, tuple[Argument, ...], int], Reply]
 """``execute(client, script, keys, arguments, now)``; now: microseconds."""
+
+
+@pytest.fixture(scope="module")
+def blocking_server() -> Iterator[Any]:
+    """A client of a server of the module's own."""
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def client(blocking_server: Any) -> Any:
+    """The same, of an empty server."""
+    blocking_server.flushall()
+    return blocking_server
 
 
 def clocked(script: Script) -> str:
