@@ -324,9 +324,9 @@ class Lock(RedisLock):
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
         """Let the lock end ``additional_time`` seconds later, or with ``replace_ttl`` that long from now.
 
-        To add takes two round trips: one asks the server for the time left (another client may have changed it), one
-        sets the sum. Repeated, it is not added twice. But of two additions at the same moment one may be lost. When no
-        time is left the lock ends, and the next waiter has it.
+        To add takes two round trips: one asks for the time left, one sets the sum. Repeated, it is not added twice; of
+        two additions at the same moment one may be lost. When no time is left the lock ends, and the next waiter has
+        it.
 
         Raises LockError when nothing was acquired or the lock has no timeout, LockNotOwnedError as `release` does.
         """

@@ -369,9 +369,9 @@ class Primitive(LeaseContext[L]):
     async def statistics(self) -> NameView:
         """Return the holders and waiters, with their times and fences, as the server sees them. Two round trips.
 
-        It is the view that [`inspect`][redis_sync_aio.inspection.inspect] gives of this name, read behind all commands
-        that this process has sent about it. What is counted is of one moment. At most 100 holders and waiters are
-        listed. In a cluster, ``connected`` is None for a process that is not connected to the shard of the name.
+        It is the view of [`inspect`][redis_sync_aio.inspection.inspect], read behind all commands of this process about
+        the name. Counts are of one moment; at most 100 holders and waiters are listed. In a cluster, ``connected`` is
+        None for a process that is not connected to the shard of the name.
 
         Raises:
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: As for `acquire`.
@@ -560,11 +560,9 @@ class PermitPrimitive(Primitive[L]):
     async def force_release(self) -> int:
         """Take the permits away from all holders of this moment, and return how many leases that ended.
 
-        The next waiters get them. A holder that is alive notices at its next renewal and loses its lease (reason
-        "expired" or "taken"). Let the protected resource check the fence: until the holder notices, it continues. Each
-        permit is released by its token, so a holder that comes meanwhile keeps what it has.
-
-        Two round trips, and one more for each 100 holders; at most 10,000 holders.
+        The next waiters get them. A living holder keeps running until its next renewal, and loses its lease then
+        (reason "expired" or "taken"): let the protected resource check the fence. A holder that comes meanwhile keeps
+        what it has. Two round trips, and one more for each 100 holders; at most 10,000 holders.
 
         Raises:
             Unreachable: A reply was lost. Some permits may or may not have been taken away.

@@ -48,10 +48,9 @@ class LockBase(Primitive[L]):
     async def force_release(self) -> bool:
         """Take the lock away from its holder, give it to the next waiter, and return whether it was held.
 
-        A holder that is alive notices at its next renewal and loses its lease (reason "taken" or "expired"). A process
-        that shares the lease among its tasks gets a notice, and stops handing it on within 5 milliseconds. Let the
-        protected resource check the fence: until the holder notices, it keeps running. The command is sent once and not
-        retried.
+        A living holder keeps running until its next renewal, and loses its lease then (reason "taken" or "expired"):
+        let the protected resource check the fence. A process that shares the lease stops handing it on within 5
+        milliseconds. The command is sent once and not retried.
 
         Raises:
             Unreachable: The reply was lost. The lock may or may not have been taken away.
@@ -180,8 +179,8 @@ class AsyncLock(PlainLock):
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
         """Take up a lease that [`Lease.detach`][redis_sync_aio.Lease.detach] let go of, in this or any other process.
 
-        The lease that is returned has the fence of the detached one. A token is good for one attach: the server
-        replaces it in one step, so only one of two processes that have it gets the lease. One round trip.
+        The lease has the fence of the detached one. A token is good for one attach: only one of two processes that have
+        it gets the lease. One round trip.
 
         Args:
             token: The text that `Lease.detach` returned.
@@ -264,8 +263,8 @@ def synchronized(
             renewed while the function runs. None: forever.
         timeout: How long a call waits for the lock (seconds). 0: not at all. None: no limit.
         on_busy: The reaction of a call that did not get the lock in time. "raise" (default): AcquireTimeout. "skip":
-            the call returns None without calling the function, and ``timeout=None`` means 0. Only a lock that others
-            hold is skipped: if Redis does not answer, the call raises. So do locks that the function itself acquires.
+            the call returns None without calling the function, and ``timeout=None`` means 0; if Redis does not answer,
+            or the function itself times out at a lock, it raises.
 
     Raises:
         TypeError: At decoration, for an argument of the wrong type; or at a call, if ``client`` returned no client.

@@ -539,8 +539,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """Return a lease, or None if one of the locks is taken or contended. One round trip.
 
         Arguments, errors and cancellation are those of `acquire`, without AcquireTimeout. Unless the names have one
-        hash tag, two callers that try at the same moment may each meet what the other has just taken, and both get
-        None.
+        hash tag, two callers that try at the same moment may both get None.
         """
         self._locks[0]._request(ttl, None, label)  # bad arguments fail here
         return Acquiring(self._tried(Wanted(ttl, label)), self._on_lost)

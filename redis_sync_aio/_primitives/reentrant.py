@@ -107,15 +107,13 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
     ) -> Acquiring[GuardingLease]:
         """Return a lease: immediately and without a command if the owner holds the lock, otherwise in its turn.
 
-        Each call returns a lease of its own; all have the same fence and token. Releasing one releases none of the
-        others.
+        Each call returns a lease of its own, to be released by itself; all have the same fence and token.
 
         Args:
             timeout: How long to wait (seconds). 0: do not wait. None: forever.
-            ttl: The ttl of the outermost lease. None: the ttl of this lock. Inside another lease it is checked and not
-                used.
+            ttl: The ttl of the outermost lease. None: the ttl of this lock.
             identity: The owner that acquires: any hashable value. None: the current task.
-            label: A text for people, as for `AsyncLock.acquire`. Inside another lease it is checked and not used.
+            label: A text for people, as for `AsyncLock.acquire`. Inside another lease it is not used, nor is ``ttl``.
 
         Raises:
             LeaseLost: The owner holds a lease of this lock that is lost. Leave its body, or release it, first.

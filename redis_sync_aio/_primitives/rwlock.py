@@ -229,8 +229,8 @@ class AsyncReadWriteLock(Face[ReadSide]):
             LeaseLost: The lease was lost.
             Unreachable, CommandRefused: As for `AsyncLock.acquire`.
 
-        After a cancellation or an error the lease may be either on the server. A command in the background repeats the
-        downgrade for as long as the lease lasts. Do not write any more.
+        After a cancellation or an error the lease may be either on the server, and the downgrade is repeated in the
+        background for as long as the lease lasts. Do not write any more.
         """
         if not isinstance(lease, BaseLease):  # for callers without a type checker
             raise TypeError(f"lease must be a writer's lease of {self.name!r}, not {lease!r}")

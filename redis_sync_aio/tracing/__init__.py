@@ -111,8 +111,8 @@ async def tracing(
 def merged(*paths: str | os.PathLike[str]) -> Trace:
     """Return one trace of the JSON files that several processes saved.
 
-    Processes of one machine share a clock. Those of different machines are aligned by the time of day, so their order
-    is as good as their clocks are synchronised.
+    Processes of different machines are aligned by the time of day, so their order is as good as their clocks are
+    synchronised.
 
     Raises:
         ValueError: A file is not one that a trace saved.
