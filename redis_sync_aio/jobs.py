@@ -110,12 +110,12 @@ def once(
         on_crash: What happens after a run that raised, was cancelled or was killed. "again" (default): the next caller
             runs, so the work runs at least once; a caller during a run waits for its end. "skip": the work runs at most
             once; a caller during a run gets None immediately.
-        ttl: The ttl of the lock, renewed during the body: after a crash the next run begins so much later.
+        ttl: The ttl of the lock, renewed during the run: after a crash the next run begins so much later.
         timeout: How long to wait for another run in seconds (not for ``on_crash="skip"``). None: no limit.
 
     Raises:
-        TypeError, ValueError: At the call: an argument is bad, or ``slot`` would be another one at every call (a time
-            with microseconds, an object without a text of its own).
+        TypeError, ValueError: At the call: an argument is bad, or ``slot`` would differ at every call (a time with
+            microseconds, an object without a text of its own).
         RuntimeError: The result was entered before.
         AcquireTimeout: Another run took longer than ``timeout``.
         LeaseLost: The lease was lost. The slot is not marked as done, unless the loss came while it was being marked.
@@ -374,7 +374,7 @@ def idempotent(
         keep: How long the result is kept (seconds). Default: a day.
         on_crash: What the next call does after a run that did not end. "again" (default): run. "raise": raise
             RunInterrupted until ``keep`` has passed or the mark is deleted; for work that must not happen twice.
-        ttl: The ttl of the lock, renewed during the run: after a crash the next call runs so much later.
+        ttl: The ttl of the lock, renewed during the run: after a crash the next run begins so much later.
         timeout: How long a call waits for another one that runs with its name (seconds). 0: raise
             AcquireTimeout immediately. None: until it has a result.
         fingerprint: What else must be equal in two calls with one name: ``"{amount}:{account}"``. None: nothing. A call

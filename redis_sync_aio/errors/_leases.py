@@ -208,8 +208,8 @@ class NotHeld(SyncError):
 
     **State:** nothing was changed. If another task or process holds the lock, it still does.
 
-    **Do:** prefer ``async with``, or keep the lease: ``lease.release()`` may be called twice, and in any task. After a
-    failed `attach`, do not do the work.
+    **Do:** prefer ``async with``, or call ``lease.release()``, twice and in any task if need be. After a failed
+    `attach`, do not do the work.
     """
 
     @staticmethod
@@ -225,13 +225,13 @@ class StaleFence(SyncError):
 
     Your process was stopped, and another holder came in the meantime.
 
-    **State:** nothing was changed. Your lease has ended, even if you do not know yet.
+    **State:** nothing was changed. Your lease has ended.
 
     **Do:** do not write; acquire the lock again. A gate does not fit a semaphore of several permits.
 
     Attributes:
         name: The name of the gate.
-        fence: The fence that was refused, because it is lower than ``highest``.
+        fence: The fence that was refused.
         highest: The highest fence that the gate has accepted.
     """
 
@@ -392,8 +392,7 @@ class ResultNotKept(SyncError):
 
     **State:** the earlier run had its effects, and its caller got its result. It does not run again.
 
-    **Do:** return what the codec can represent, or pass another ``codec``. Read the earlier result where it had its
-    effect.
+    **Do:** return what the codec can represent, or pass another ``codec``. Read the result where it had its effect.
 
     Attributes:
         name: The name of the run, with the arguments of the call in it.
@@ -445,7 +444,7 @@ class UnknownStep(SyncError, LookupError):
 
     **State:** no step was run. All are still recorded.
 
-    **Do:** register a function for each of the names, and keep old names for as long as they may be recorded.
+    **Do:** register a function for each name, and keep old names as long as they may be recorded.
 
     Attributes:
         steps: The names of the recorded undo steps that the registry has no function for.
@@ -464,12 +463,11 @@ class UnknownStep(SyncError, LookupError):
 class UndoFailed(SyncError, ExceptionGroup[Exception]):
     """Some undo steps raised, or took too long. The other steps were run.
 
-    It is an `ExceptionGroup`, so ``except*`` works. In a `Compensation` it is ``undo.errors``, and the body's own error
-    is raised.
+    It is an `ExceptionGroup`. In a `Compensation` it is ``undo.errors``, and the body's own error is raised.
 
     **State:** the failed steps stay recorded, also after the release, until they succeed or you call `clear_record`.
 
-    **Do:** fix the causes, then call `compensate` again: a failed step runs again, so it must be harmless to run twice.
+    **Do:** fix the causes, then call `compensate` again, which runs the failed steps again.
 
     Attributes:
         exceptions: The errors of the steps, in the order in which they ran.

@@ -63,7 +63,7 @@ class PermissionDenied(CommandRefused):
 
     Often the rule has ``~orders:*`` and lacks ``~{orders:*``: a lock has more keys than its name.
 
-    **State:** nothing was changed. A lease that is held while its rights are removed cannot be renewed.
+    **State:** nothing was changed. A lease whose rights are removed cannot be renewed.
 
     **Do:** copy [the least rule](https://redis-sync-aio.github.io/redis-sync-aio/operations/servers/#rights).
     ``redis-sync-aio doctor``, run as this user, tests scripts and messages; with
@@ -138,7 +138,7 @@ class PushUnavailable(SyncError):
     """``push="always"`` requires pushed wake-ups, and this server, user or client does not allow them.
 
     The user may not SUBSCRIBE or PUBLISH on ``rsa:*``; a proxy speaks RESP2 only, or sends SUBSCRIBE to another node
-    than your keys ("finds no listener"); or the client is fakeredis, or has connections of its own kind.
+    ("finds no listener"); or the client is fakeredis, or has connections of its own kind.
 
     **State:** nothing was sent for the lock.
 
@@ -155,8 +155,8 @@ class CoordinatorClosed(SyncError):
 
     A shutdown closes the client before the tasks have ended, or a global lock outlives its coordinator.
 
-    **State:** you hold nothing new. "May have been executed or not" in the message means that a command had no answer
-    yet; its lease ends with its ttl at the latest.
+    **State:** you hold nothing new. "May have been executed or not": a command had no answer yet; its lease ends with
+    its ttl at the latest.
 
     **Do:** end the tasks, then close, or create a new one. In a service that shuts down, answer 503.
     """
@@ -203,7 +203,7 @@ class Conflict(SyncError):
     Attributes:
         attempts: How often the body ran.
         conflicts: How many attempts were not committed because another client had changed a watched key.
-        elapsed: Seconds that all attempts took, the pauses between them included.
+        elapsed: Seconds that all attempts took, with the pauses.
         keys: The keys that were watched.
     """
 
@@ -272,8 +272,7 @@ class OutcomeUnknown(SyncError):
 
     **State:** all writes were made, or none. A lease that guarded them is held if ``lease.check()`` passes.
 
-    **Do:** look at the data. To have the transaction decide by itself, declare it ``idempotent=True`` or
-    ``exactly_once=True``.
+    **Do:** look at the data, or declare the transaction ``idempotent=True`` or ``exactly_once=True``.
 
     Attributes:
         attempts: How often the body ran.
