@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from redis.asyncio import Redis
@@ -164,21 +164,28 @@ async def test_silence_for_less_than_the_ttl(kind: Primitive, server: EmbeddedSe
         await lease.release()
 
 
-async def test_max_hold(kind: Primitive, sync: Coordinator, redis: Redis) -> None:
-    """P6: renewed as usual until max_hold, and then lost however well the renewals go."""
-    most = 6.75
-    lock = kind.make(sync, NAME, ttl=3, max_hold=most)
-    begin = now()
-    lease, error = await lost_in(lock, lambda _: for_ever())
-    assert most - 0.01 <= now() - begin < most + 0.01
-    assert error.reason == "expired"
-    await assert_lost(kind, lease, "expired", redis)
+EXPIRES: dict[str, tuple[float, dict[str, Any], float | None]] = {
+    "renewed until max_hold": (6.75, {"ttl": 3, "max_hold": 6.75}, None),
+    "not renewed": (TTL, {"ttl": TTL, "auto_renew": False}, None),
+    "shortened, and not renewed": (TTL, {"ttl": 30, "auto_renew": False}, TTL),
+}
 
 
 @every
-async def test_without_renewal_it_expires(kind: Primitive, sync: Coordinator, redis: Redis) -> None:
-    """P6: auto_renew=False: lost at the deadline."""
-    lease, error = await lost_in(kind.make(sync, NAME, ttl=TTL, auto_renew=False), lambda _: for_ever())
+@pytest.mark.parametrize("how", EXPIRES)
+async def test_it_expires(kind: Primitive, sync: Coordinator, redis: Redis, how: str) -> None:
+    """P6: lost at that time, here and on the server, however well the renewals go."""
+    most, options, extended = EXPIRES[how]
+
+    async def body(lease: GuardingLease) -> None:
+        if extended is not None:
+            await lease.extend(extended)
+            assert lease.remaining() <= extended
+        await for_ever()
+
+    begin = now()
+    lease, error = await lost_in(kind.make(sync, NAME, **options), body)
+    assert most - 0.01 <= now() - begin < most + 0.01
     assert error.reason == "expired"
     await assert_lost(kind, lease, "expired", redis)
 
@@ -278,18 +285,6 @@ async def test_extend_longer(kind: Primitive, sync: Coordinator, redis: Redis) -
         await lease.extend(10)
         assert 5 < lease.remaining() <= 10
         assert 5000 < await kind.left_ms(redis, NAME) < 11_000
-
-
-async def test_extend_shorter(kind: Primitive, sync: Coordinator, redis: Redis) -> None:
-    """extend() makes a lease shorter: without renewals it ends then, and is lost then."""
-
-    async def body(lease: GuardingLease) -> None:
-        await lease.extend(TTL)
-        assert lease.remaining() <= TTL
-        await asyncio.wait_for(for_ever(), 2 * TTL)
-
-    lease, _ = await lost_in(kind.make(sync, NAME, ttl=30, auto_renew=False), body)
-    await assert_lost(kind, lease, "expired", redis)
 
 
 async def test_renewals_go_on_with_the_new_ttl(kind: Primitive, sync: Coordinator, redis: Redis) -> None:

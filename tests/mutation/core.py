@@ -160,7 +160,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lost lease lets the body run": Mutant(
         Acquiring, "__aenter__", "grant.hold = ref(self)", by="test_a_loss_cancels_the_body"
     ),
-    "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False", by="test_max_hold"),
+    "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False", by="test_it_expires"),
     # P7 exceptions
     "a refusal cuts a lease": Mutant(
         Renewals,
