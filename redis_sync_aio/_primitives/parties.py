@@ -119,8 +119,8 @@ class AsyncEvent(Face[Gate]):
     Args:
         client: As for [`AsyncLock`][redis_sync_aio.AsyncLock].
         name: As for `AsyncLock`. An event and a lock of the same name are independent.
-        keep: How long the server remembers that it was set, 0.01 s to ten years: at least that and an hour, at most two
-            and a half times as long. None: until `clear`.
+        keep: How long the server remembers that it was set, 0.01 s to ten years: at least that, at least an hour, and
+            at most two and a half times as long. None: until `clear`.
         engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
@@ -223,9 +223,9 @@ class AsyncCountDownLatch(Face[Gate]):
         name: As for `AsyncLock`. A latch opens once, so give each piece of work a name of its own ("import:17").
         count: Where it starts, 1 to 1,000,000,000; the same in all processes, else `count_down` raises LimitMismatch.
             The server takes it from the first `count_down`.
-        keep: How long the server remembers it after the latest `count_down`, 0.01 s to ten years: at least that and an
-            hour, at most two and a half times as long. Then it is a new latch. Default: a day. A server that restarts
-            without its data forgets it immediately.
+        keep: How long the server remembers it after the latest `count_down`, 0.01 s to ten years: at least that, at
+            least an hour, and at most two and a half times as long. Then it is a new latch. Default: a day. A server
+            that restarts without its data forgets it immediately.
         engine: "auto" (default) or "lua". It needs scripts: CommandRefused without them, ValueError for "watch".
 
     Raises:
