@@ -320,8 +320,8 @@ async def test_p3_a_place_that_could_not_be_given_up(
     """A task timed out in a long outage, and its undo too: its ticket is still in the queue, and keeps nobody out."""
     monkeypatch.setattr("redis_sync_aio._leases.manager.UNDO_FOR", 0.3)  # in place of a minute
     async with (
-        FaultProxy(server.unix_socket) as proxy,
-        Redis(host=proxy.host, port=proxy.port) as client,
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
         Coordinator(client, claim=CLAIM) as sync,
     ):
         theirs = AsyncLock(other, NAME)

@@ -550,7 +550,7 @@ async def proxy(server: EmbeddedServer, redis: Redis) -> AsyncIterator[FaultProx
 @pytest_asyncio.fixture
 async def sync(proxy: FaultProxy) -> AsyncIterator[Coordinator]:
     async with (
-        Redis(host=proxy.host, port=proxy.port) as client,
+        proxy.client() as client,
         Coordinator(client, response_timeout=1) as coordinator,
     ):
         yield coordinator

@@ -212,7 +212,7 @@ async def test_connections_that_a_restarted_server_has_closed_are_replaced() -> 
 
 async def test_other_connections_of_the_client_stay_open(server: EmbeddedServer) -> None:
     """One that is of no use is replaced; the others of its pool are the caller's."""
-    async with FaultProxy(server.unix_socket) as proxy, Redis(host=proxy.host, port=proxy.port) as looker:
+    async with FaultProxy(server) as proxy, proxy.client() as looker:
 
         async def connections() -> set[int]:
             async with looker.client() as first, looker.client() as second, looker.client() as third:

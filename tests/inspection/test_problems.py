@@ -201,8 +201,8 @@ async def test_what_lasts_a_moment_is_no_problem(
     pushed = ticket_member(b"rsa:0123456789abcdef", 1, 1000, DEAD)
     async with (
         sync.lock("x"),
-        FaultProxy(server.unix_socket) as proxy,
-        Redis(host=proxy.host, port=proxy.port) as looker,
+        FaultProxy(server) as proxy,
+        proxy.client() as looker,
     ):
         fence = await redis.get(keys.fence)
         assert fence is not None

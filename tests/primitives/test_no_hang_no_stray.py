@@ -80,8 +80,8 @@ async def test_p6_a_lease_that_is_over_before_it_is_heard_of(
 ) -> None:
     """P6: it is none. Who does not wait is told after a second one, and one that waits after `retry_for`."""
     async with (
-        FaultProxy(upstream=server.unix_socket) as proxy,
-        Redis.from_url(proxy.url) as client,
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
         Coordinator(client, retry_for=0.5) as sync,
     ):
         await AsyncLock(sync, "warm").locked()
@@ -108,8 +108,8 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
         refunded.append(order)
 
     async with (
-        FaultProxy(upstream=server.unix_socket) as proxy,
-        Redis.from_url(proxy.url) as client,
+        FaultProxy(server) as proxy,
+        proxy.client() as client,
         Coordinator(client) as sync,
     ):
         recording, no = script(load("robust/record").sha), ERROR("ERR no")
@@ -145,7 +145,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
 
 async def test_p7_the_drop_in_lets_the_bodys_error_out_when_it_is_cancelled_behind_it(server: EmbeddedServer) -> None:
     """The release goes on, and the cancellation is delivered at the next await."""
-    async with FaultProxy(upstream=server.unix_socket) as proxy, Redis.from_url(proxy.url) as client:
+    async with FaultProxy(server) as proxy, proxy.client() as client:
         slow = proxy.on(script(load("lock/release").sha), DELAY_REPLY(0.3))
         steps: list[str] = []
 

@@ -72,8 +72,8 @@ def in_use(redis: Redis) -> int:
 @asynccontextmanager
 async def proxied(server: EmbeddedServer, **options: Any) -> AsyncIterator[tuple[FaultProxy, Redis]]:
     """A proxy, and a client behind it that tries once."""
-    async with FaultProxy(upstream=server.unix_socket) as proxy:
-        client = Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0), **options)
+    async with FaultProxy(server) as proxy:
+        client = proxy.client(retry=Retry(NoBackoff(), 0), **options)
         await prove(client)
         yield proxy, client
         await client.aclose()

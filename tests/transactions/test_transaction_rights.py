@@ -100,7 +100,7 @@ async def test_what_is_lost_while_it_finds_out_is_tried_again(
     redis: Redis, server: EmbeddedServer, command: str
 ) -> None:
     """Nothing was written yet, so nothing is in doubt."""
-    async with FaultProxy(upstream=server.unix_socket) as proxy, Redis.from_url(proxy.url) as client:
+    async with FaultProxy(server) as proxy, proxy.client() as client:
         proxy.on(command, CUT_BEFORE)
         done = await transaction(client, increment, "n")
         assert (done.value, done.attempts) == (1, 2)
