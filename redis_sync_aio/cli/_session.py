@@ -71,6 +71,8 @@ def explained(error: BaseException, address: Address) -> Failure:
         return error
     if isinstance(error, BaseExceptionGroup):
         return explained(error.exceptions[0], address)
+    if isinstance(error, exceptions.ConnectionError) and isinstance(error.__cause__, exceptions.AuthenticationError):
+        return explained(error.__cause__, address)  # redis-py wraps what a server on a unix socket refuses
     where = address.shown
     if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)):
         return Failure(f"{where} refused the login: {_reason(error)}. {_LOG_IN}", DENIED)
@@ -81,8 +83,6 @@ def explained(error: BaseException, address: Address) -> Failure:
         return Failure(what, DENIED)
     if isinstance(error, CommandRefused) and error.code == "MOVED":
         return Failure(f"{where} is one node of a cluster: use redis+cluster://{where}", UNREACHABLE)
-    if isinstance(error, CommandRefused):
-        return Failure(f"{where}: {_reason(error)}", UNREACHABLE)
     if isinstance(error, (MasterNotFoundError, SlaveNotFoundError)):
         # Their message shows the clients of all sentinels.
         advice = "Check the service name and that Sentinel runs; during a failover, try again in some seconds"

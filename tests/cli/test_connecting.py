@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,9 @@ def test_a_password_is_taken_from_everywhere_and_printed_nowhere() -> None:
             done = command("doctor", *words, **env)
             assert done.returncode in WELL, done.stderr
             assert SECRET not in done.stdout + done.stderr
-        for wrong in ({}, {"REDIS_PASSWORD": "wrong-password"}):
-            line = complaint("--url", server.url, code=DENIED, **wrong)
+        urls = (server.url, f"unix://{server.unix_socket}")
+        for url, wrong in product(urls, ({}, {"REDIS_PASSWORD": "wrong-password"})):
+            line = complaint("--url", url, code=DENIED, **wrong)
             assert "refused the login" in line
             assert "REDIS_PASSWORD" in line
             assert "wrong-password" not in line
