@@ -64,7 +64,7 @@ async def test_readonly_for_a_while(mode: str) -> None:
 async def test_readonly_for_good(mode: str) -> None:
     """D9: a typed error in bounded time, at most `retry_for`; a lease ends at its deadline."""
     async with served(mode, retry_for=0.6) as s:
-        lease = await s.lock(ttl=1.0).acquire()
+        lease = await s.lock(ttl=4.0).acquire()
         await demote(s)
         lost = asyncio.create_task(_late_lost(lease))
         for _ in range(2):  # the second waits behind the end of the first
