@@ -19,8 +19,8 @@ class AcquireTimeout(SyncError, TimeoutError):
     - Others hold it or are ahead of you in the queue.
     - "Redis has not answered yet" (``answered`` is False): allow at least a second.
     - "This process holds it": another task of your program, or the very task that asks.
-    - "Its key has the value … and no ttl": another program wrote it. Rename the lock if the key is data; else release
-      it: ``redis-sync-aio release NAME --token VALUE``.
+    - "Its key has the value … and no ttl": another program wrote it. If it is data, give the lock another name. If it
+      is a lock that another program forgot, release it: ``redis-sync-aio release NAME --token VALUE``.
     - A semaphore has fewer free permits than you asked for. A crashed process keeps its permits for its ttl.
 
     **Do:** look at ``redis-sync-aio show NAME``. Hold the lock more briefly, split the name, or turn work away

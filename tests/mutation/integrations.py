@@ -54,14 +54,14 @@ MUTANTS: Mapping[str, Mutant] = {
         by="test_p2_try_acquire_does_not_pass_a_waiter",
     ),
     "a fence that fewer than a majority granted counts": Mutant(
-        majority, "agreed_fence", "fences.count(fence) >= quorum", "True", by="test_random_schedules"
+        majority, "agreed_fence", "fences.count(fence) >= quorum", "True", by="test_a_random_schedule"
     ),
     "fences that differ are not raised": Mutant(
         quorum,
         "raise_fence",
         "if lease.fence < fence:",
         "if False:",
-        by="test_random_schedules test_p4_a_fault_at_one_server",
+        by="test_a_random_schedule test_p4_a_fault_at_one_server",
     ),
     "a late grant with a lower fence joins": Mutant(
         quorum.QuorumGroup,

@@ -84,6 +84,7 @@ from redis_sync_aio._transport.connection import Connection
 from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio._transport.outage import ATTEMPT, longest_pause
+from redis_sync_aio.embedded import _started as started_servers
 from redis_sync_aio.errors._base import copy_error
 from redis_sync_aio.errors._misuse import Misuse
 from redis_sync_aio.types import Client, GuardingLease

@@ -13,7 +13,9 @@ What needs real time: TLS, threads and processes with timers of their own, serve
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import select
 import selectors
 import socket
 import sys
@@ -33,7 +35,7 @@ from redis_sync_aio import _scripts as scripts
 from redis_sync_aio.testing._resp import Frame, Splitter
 
 from .executions import clocked
-from .inside import cancellation, load
+from .inside import cancellation, load, started_servers
 from .inside import clock as real_clock
 
 Address: TypeAlias = str | tuple[str, int]
@@ -117,6 +119,7 @@ class Wire:
     """A blocking connection to a server."""
 
     def __init__(self, address: Address) -> None:
+        self.local = isinstance(address, str)
         if isinstance(address, str):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(10)
@@ -151,6 +154,14 @@ class Wire:
         for frame in self.ask((b"PING",), _is_pong):
             if not _is_pong(frame):
                 yield frame
+
+    def arrived(self) -> Iterator[Frame]:
+        """Yield what is here already: what the server has written to a unix socket has arrived."""
+        while select.select([self._socket], [], [], 0)[0]:
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionResetError
+            yield from self._frames.feed(data)
 
     def close(self) -> None:
         self._socket.close()
@@ -188,6 +199,11 @@ class ServerClock:
             with suppress(OSError):  # its end
                 shifted = self._wire.ask_all((b"EVAL", SHIFT.encode(), b"0", b"%d" % milliseconds))
                 self._off_ms = OFF_MS + (int(shifted[1:]) // MANY if shifted.startswith(b":") else 0)
+
+    def flush(self) -> None:
+        """Let the server write all that earlier commands have caused: it does before it reads another one."""
+        with suppress(OSError):
+            self._wire.ask_all((b"PING",))
 
     def _keep_keys(self, kept: bytes) -> None:
         with suppress(OSError):
@@ -312,7 +328,7 @@ class ToServer(Socket):
     """An end whose other end is a server."""
 
     def __init__(self, loop: VirtualLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
-        self._wire = loop.connect(address)
+        self._wire, self._clock = loop.connect(address)
         self._address = address
         super().__init__(loop, protocol)
         self._commands = hiredis.Reader()
@@ -359,10 +375,15 @@ class ToServer(Socket):
         self._follow(name)
         said = self._ask(in_time(words, self._time()), name.lower() if name in SUBSCRIBING else None)
         if name in PUBLISHING and not self._queueing:
-            for other in list(self._loop.to_servers):
-                if other is not self:
-                    other.collect(name == b"CLIENT")
+            self._collect_others(name == b"CLIENT")
         return said
+
+    def _collect_others(self, kills: bool) -> None:
+        others = [one for one in self._loop.to_servers if one is not self and one.may_get(kills)]
+        if any(one.is_beside(self) for one in others):
+            self._clock.flush()
+        for other in others:
+            other.collect(other.is_beside(self))
 
     def _time(self) -> float:
         """Return the time by the server's clock."""
@@ -386,13 +407,22 @@ class ToServer(Socket):
             self._gone = True
         return b"".join(said)
 
-    def collect(self, kills: bool) -> None:
-        """Take what the server has sent by itself; ``kills``: or notice that it has closed this connection."""
-        if self._gone or self._queueing or not (self._subscribed or kills):
-            return
+    def may_get(self, kills: bool) -> bool:
+        """Return whether a command of another connection may send something here; ``kills``: or end this one."""
+        return not self._gone and not self._queueing and (self._subscribed or kills)
+
+    def is_beside(self, other: ToServer) -> bool:
+        """Return whether both lead to one server by its unix socket."""
+        return self._clock is other._clock and self._wire.local
+
+    def collect(self, arrived: bool) -> None:
+        """Take what the server has sent by itself, or notice that it has closed this connection.
+
+        ``arrived``: all of it is here. Else the server is asked.
+        """
         said = []
         try:
-            for frame in self._wire.sent():
+            for frame in self._wire.arrived() if arrived else self._wire.sent():
                 said.append(frame.raw)
         except OSError:
             self._gone = True
@@ -550,15 +580,20 @@ class VirtualLoop(IdleLoop):
         finally:
             self._threads -= 1
 
-    def connect(self, address: Address) -> Wire:
+    def connect(self, address: Address) -> tuple[Wire, ServerClock]:
         """Open a connection to a server, whose clock is this loop's from the first one on."""
+        address = _nearest(address)
         wire = Wire(address)
-        found = wire.ask_all((b"INFO", b"server"))
+        try:
+            found = wire.ask_all((b"INFO", b"server"))
+        except OSError:  # it has too many clients
+            wire.close()
+            raise
         run_id = found.partition(b"run_id:")[2].partition(b"\r\n")[0]
         if run_id not in self._clocks:
             self._clocks[run_id] = ServerClock(Wire(address))
         ServerClock.see_keys(wire)
-        return wire
+        return wire, self._clocks[run_id]
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         _no_tls(options)
@@ -584,6 +619,14 @@ class VirtualLoop(IdleLoop):
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         _no_tls(options)
         return Listener(self, protocol_factory, port or next(self._ports))
+
+
+def _nearest(address: Address) -> Address:
+    """Return the unix socket of the server of this process that listens at a TCP address, if it is the only one."""
+    found = [server for server in started_servers if (server.host, server.port) == address]
+    if len(found) == 1 and os.path.exists(found[0].unix_socket):
+        return found[0].unix_socket
+    return address
 
 
 def stall(seconds: float) -> None:
