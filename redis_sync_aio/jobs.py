@@ -108,8 +108,8 @@ def once(
         keep: How long the slot is remembered (seconds), longer than clocks and schedules may differ. It
             counts from the end of the run, for ``on_crash="skip"`` from its beginning. Default: a day.
         on_crash: What happens after a run that raised, was cancelled or was killed. "again" (default): the next caller
-            runs, so the work runs at least once; a caller during a run waits for its end. "skip": the work runs at most
-            once; a caller during a run gets None immediately.
+            runs, so the work runs at least once, and exactly once without a crash; a caller during a run waits for its
+            end. "skip": the work runs at most once; a caller during a run gets None immediately.
         ttl: The ttl of the lock, renewed during the run: after a crash the next run begins so much later.
         timeout: How long to wait for another run in seconds (not for ``on_crash="skip"``). None: no limit.
 

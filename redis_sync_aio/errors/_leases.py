@@ -316,6 +316,7 @@ class LeaseLost(SyncError):
     - ``"taken"``: Another client holds the lock now.
     - ``"unreachable"``: The deadline passed while Redis was unreachable.
     - ``"late"``: The deadline passed because this process did not renew in time: it was suspended, blocked or too busy.
+      Another client may hold the lock.
     - ``"closed"``: This process closed the coordinator or its client.
     - ``"released"``: Another task of this process released the lease while the body ran.
 
@@ -467,7 +468,7 @@ class UndoFailed(SyncError, ExceptionGroup[Exception]):
 
     **State:** the failed steps stay recorded, also after the release, until they succeed or you call `clear_record`.
 
-    **Do:** fix the causes, then call `compensate` again, which runs the failed steps again.
+    **Do:** fix the causes, then call `compensate` again: a failed step runs again, so it must be harmless to run twice.
 
     Attributes:
         exceptions: The errors of the steps, in the order in which they ran.
