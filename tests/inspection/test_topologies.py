@@ -12,6 +12,7 @@ from redis.crc import key_slot
 from redis_sync_aio import CommandRefused, Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import inspect
+from redis_sync_aio.testing.servers import QUICKLY
 from tests.support.clusters import SHARDS, SLOTS, Nodes, moved_back
 from tests.support.inspecting import seen
 from tests.support.processes import Crew
@@ -116,14 +117,20 @@ async def test_a_holder_whose_only_shard_has_lost_its_slots_is_connected() -> No
         lease.check()
 
 
-async def test_a_replica_does_not_tell_who_is_connected(
-    server: EmbeddedServer, redis: Redis, sync: Coordinator
-) -> None:
+@pytest.mark.real  # replication
+async def test_a_replica_does_not_tell_who_is_connected() -> None:
     """Its locks are those of its primary, where their processes are connected: nobody is taken for dead."""
-    async with EmbeddedServer(port=0) as copy, copy.client() as replica, sync.lock("x", ttl=None):
+    async with (
+        EmbeddedServer(port=0, args=QUICKLY) as primary,
+        EmbeddedServer(port=0) as copy,
+        primary.client() as redis,
+        copy.client() as replica,
+        Coordinator(redis) as sync,
+        sync.lock("x", ttl=None),
+    ):
         waiting = asyncio.create_task(sync.lock("x").acquire())
         await seen(redis, "x", lambda it: it.waiting)
-        await replica.replicaof(server.host, str(server.port))
+        await replica.replicaof(primary.host, str(primary.port))
         found = await seen(replica, "x", lambda it: it.waiting)
         assert found.holders[0].connected is None
         assert found.waiters[0].alive is None

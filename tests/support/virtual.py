@@ -49,6 +49,8 @@ COMMAND = 0.0001
 """Seconds that a command takes."""
 OFF_MS = 3
 """By so many milliseconds keys may be too old or too young; a key also by a stall right before it is made."""
+TALK = 0.002
+"""Seconds at most that nodes have to talk to each other, which they do in real time, whenever tasks wait."""
 MANY = 100
 """For each so many keys they may be off by one millisecond more: to shift them takes longer."""
 PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"SPUBLISH", b"CLIENT", b"EXEC"})
@@ -391,6 +393,7 @@ class ToServer(Socket):
 
     def _follow(self, name: bytes) -> None:
         self._subscribed |= name in SUBSCRIBING
+        self._loop.nodes_talk |= name == b"REPLICAOF"
         self._queueing = name == b"MULTI" or (self._queueing and name not in (b"EXEC", b"DISCARD"))
         self.watching = name == b"WATCH" or (self.watching and name not in (b"EXEC", b"DISCARD", b"UNWATCH"))
 
@@ -526,6 +529,7 @@ class VirtualLoop(IdleLoop):
         self._ports = iter(range(20000, 32768))  # the system gives none of these: a connection to it would meet itself
         self.listeners: dict[int, Listener] = {}
         self.to_servers: set[ToServer] = set()
+        self.nodes_talk = False
         self.ahead: dict[Address, float] = {}
         """By how many seconds the clock of the server at an address is ahead of the loop's."""
         super().__init__(lambda: self._now, self._idle)
@@ -561,6 +565,8 @@ class VirtualLoop(IdleLoop):
         elif timeout is None:
             raise Stuck("nothing is in flight and no timer is set")
         else:
+            if self.nodes_talk:
+                time.sleep(min(timeout, TALK))
             self.pass_time(timeout)
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
@@ -589,6 +595,7 @@ class VirtualLoop(IdleLoop):
         except OSError:  # it has too many clients
             wire.close()
             raise
+        self.nodes_talk |= b"_mode:standalone" not in found
         run_id = found.partition(b"run_id:")[2].partition(b"\r\n")[0]
         if run_id not in self._clocks:
             self._clocks[run_id] = ServerClock(Wire(address))
