@@ -300,7 +300,7 @@ async def test_a_busy_order_or_account_is_423_and_a_fence_keeps_a_late_write_out
     await text.hset("order:3", mapping={"fence": far, "items": 5, "total": 50})
     await text.hset("account:bob", mapping={"fence": far, "cents": 5})
     order, account = (sync.lock(name, ttl=600, auto_renew=False) for name in ("lock:order:1", "lock:account:ann"))
-    async with started(fastapi_service.create_app(server.url), 0.1) as fast, served(server.url, 0.1) as aio:
+    async with started(fastapi_service.create_app(server.url), 2) as fast, served(server.url, 2) as aio:
 
         async def got(client: Any, path: str) -> tuple[int, int, Any]:
             answer = await client.post(path)
