@@ -102,7 +102,7 @@ class BaseLease:
     the clock of the server jumps ahead: let the protected resource check `fence`.
 
     The idea is that of Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache
-    Consistency" (1989): a lock that ends by itself needs no message from a holder that has crashed.
+    Consistency" (1989): a lock with an expiry needs no message from a crashed holder.
 
     A lease is an ``async with`` over one body, once. The loss of the lease cancels the body, whatever ``on_lost`` its
     primitive has. The end of the body releases the lease.

@@ -107,7 +107,7 @@ class AsyncReentrantLock(Face[PlainLock], LeaseContext[GuardingLease]):
     ) -> Acquiring[GuardingLease]:
         """Return a lease: immediately and without a command if the owner holds the lock, otherwise in its turn.
 
-        Each call returns a lease of its own, to be released by itself; all have the same fence and token.
+        Each call returns another lease, and each is released separately. All have the same fence and token.
 
         Args:
             timeout: How long to wait (seconds). 0: do not wait. None: forever.

@@ -9,7 +9,7 @@ local function listening(inbox)
 end
 
 -- Publish to an inbox. Returns how many listen; a table if PUBLISH is refused. `counts`: only if
--- one listens here. Else the owner, wherever it listens, gets ASK_AGAIN, as its ticket goes.
+-- a connection listens here. Else the owner gets ASK_AGAIN, wherever it listens: its ticket goes.
 -- An inbox with SHARD_MARK is in a slot of this node: SPUBLISH goes to its shard, and counts. It
 -- listens to PUBLISH as well, in case its slot has moved, or we may not SPUBLISH.
 local function publish(inbox, message, counts)
