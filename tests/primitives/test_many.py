@@ -88,7 +88,7 @@ async def queued(client: Redis, aside: Redis) -> AsyncIterator[tuple[Coordinator
             with pytest.raises(CoordinatorClosed):
                 await AsyncLock(coordinator, names[number % len(names)]).acquire()
 
-        before = await calls(aside)
+        before = await calls(aside, "evalsha")
         waiting = []
         for number in range(MANY):
             waiting.append(asyncio.create_task(wait(number)))
@@ -111,7 +111,7 @@ async def test_no_callback_works_on_all(admin: tuple[EmbeddedServer, Redis], wha
         async with many as (coordinator, leases):
             with callbacks() as renewing:
                 if what == "leases":
-                    await ran(aside, await calls(aside) + MANY)
+                    await ran(aside, await calls(aside, "evalsha") + MANY)
             with callbacks() as reconnecting:
                 await cut(aside, coordinator)
             assert not any(lease.lost for lease in leases)
