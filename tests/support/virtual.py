@@ -595,8 +595,8 @@ class VirtualLoop(IdleLoop):
         except OSError:  # it has too many clients
             wire.close()
             raise
-        self.nodes_talk |= b"_mode:standalone" not in found
-        run_id = found.partition(b"run_id:")[2].partition(b"\r\n")[0]
+        self.nodes_talk |= b"_mode:cluster" in found or b"_mode:sentinel" in found
+        run_id = found.partition(b"run_id:")[2].partition(b"\r\n")[0] or str(address).encode()  # it wants a password
         if run_id not in self._clocks:
             self._clocks[run_id] = ServerClock(Wire(address))
         ServerClock.see_keys(wire)
