@@ -154,8 +154,11 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
         for name in names:
             async with sync.lock(name):
                 assert await nodes.say(nodes.owner(name), "EXISTS", name) == 1
-        # One link each, which listens at its inbox and is seen to be there.
-        assert [proxy.commands["SUBSCRIBE"] for proxy in proxies.values()] == [2] * SHARDS
+        # One link each, which listens at its inbox and is seen to be there: twice before 7.0, which refuses SSUBSCRIBE.
+        version = (await nodes.say(nodes.primaries[0], "INFO", "server"))["redis_version"]
+        times = 2 if version.startswith("6.") else 1
+        assert sync.connections == SHARDS
+        assert [proxy.commands["SUBSCRIBE"] for proxy in proxies.values()] == [2 * times] * SHARDS
 
         lease = await sync.lock(names[1]).acquire()
         waiter = asyncio.create_task(AsyncLock(client, names[1]).acquire())
