@@ -526,7 +526,7 @@ class VirtualLoop(IdleLoop):
         self._now = 1000.0
         self._clocks: dict[bytes, ServerClock] = {}
         self._threads = 0
-        self._ports = iter(range(20000, 32768))  # the system gives none of these: a connection to it would meet itself
+        self._ports = iter(range(10000, 20000))  # neither the system gives these, nor `EmbeddedServer`
         self.listeners: dict[int, Listener] = {}
         self.to_servers: set[ToServer] = set()
         self.nodes_talk = False

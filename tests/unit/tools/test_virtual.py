@@ -40,3 +40,11 @@ async def test_a_stall_of_the_machine_ends_no_key(redis: Redis, watching: bool) 
     assert await redis.pttl("key") > 0
     await asyncio.sleep(60)
     assert await redis.get("key") is None
+
+
+async def test_no_server_has_the_port_of_a_listener() -> None:
+    """Else a client of that server would reach a proxy. `EmbeddedServer` takes ports of 20000-29999."""
+    listener = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+    _, port = listener.sockets[0].getsockname()
+    assert 1024 <= port < 20000
+    listener.close()
