@@ -3,7 +3,7 @@
 Two coordinators with four tasks each take eight locks at random, for 20 ms, throughout the fault. A third one, with a
 new client, joins when the new primary (or the restarted server) is known. So after a planned failover old connections
 compete with a new one, each at its own primary. Of several runs the worst figures are shown. Takes about two minutes;
-needs a checkout, as it uses the servers of the tests. Prints a table in Markdown.
+prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import asyncio
 import itertools
 import logging
 import random
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
 from redis.asyncio import Redis, RedisCluster
@@ -24,8 +22,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis_sync_aio import AsyncLock, Coordinator, SyncError, wait_until
 from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
-from tests.support.clusters import SOON, cluster
-from tests.support.sentinels import Group, sentinels
+from redis_sync_aio.testing.servers import SOON, ClusterTopology, SentinelTopology
 
 NAMES = [f"{{failover}}:{number}" for number in range(8)]
 TTL, HOLD = 2.0, 0.02
@@ -46,7 +43,7 @@ class Case:
 
     topology: str
     fault: str
-    set_up: Callable[[Path], AsyncIterator[tuple[Connect, Fault]]]
+    set_up: Callable[[], AsyncIterator[tuple[Connect, Fault]]]
     after: float = 2.0
     """Minimum seconds of observation after the fault."""
     runs: int = 1
@@ -101,11 +98,11 @@ async def work(sync: Coordinator, record: Record, over: asyncio.Event, *, new: b
             continue
 
 
-async def play(case: Case, directory: Path) -> Record:
+async def play(case: Case) -> Record:
     """Cause the fault while the locks are used."""
     record, over = Record(), asyncio.Event()
     async with AsyncExitStack() as stack:
-        connect, fault = await stack.enter_async_context(asynccontextmanager(case.set_up)(directory))
+        connect, fault = await stack.enter_async_context(asynccontextmanager(case.set_up)())
 
         async def coordinator() -> Coordinator:
             client = connect()
@@ -132,7 +129,7 @@ async def play(case: Case, directory: Path) -> Record:
     return record
 
 
-async def standalone(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+async def standalone() -> AsyncIterator[tuple[Connect, Fault]]:
     """One server that restarts with its data."""
     async with EmbeddedServer(port=0, persistent=True) as server:
 
@@ -143,50 +140,56 @@ async def standalone(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
         yield server.client, restart
 
 
-async def planned(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+async def planned() -> AsyncIterator[tuple[Connect, Fault]]:
     """A failover that an operator requested from Sentinel."""
-    async with sentinels(directory) as group:
-        yield group.client, group.planned
+    async with SentinelTopology() as group:
+        yield group.client, lambda: _fail_over(group)
 
 
-async def planned_with_min_replicas(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+async def planned_with_min_replicas() -> AsyncIterator[tuple[Connect, Fault]]:
     """The same, where a primary without a replica accepts no writes."""
-    async with sentinels(directory) as group:
+    async with SentinelTopology() as group:
         for server in (group.primary, group.replica):
             async with server.client() as client:
                 await client.config_set("min-replicas-to-write", 1)
                 await client.config_set("min-replicas-max-lag", 1)
-        yield group.client, group.planned
+        yield group.client, lambda: _fail_over(group)
 
 
-async def killed(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+async def killed() -> AsyncIterator[tuple[Connect, Fault]]:
     """The primary of a Sentinel group dies."""
-    async with sentinels(directory) as group:
+    async with SentinelTopology() as group:
         yield group.client, lambda: _kill(group)
 
 
-async def _kill(group: Group) -> float:
+async def _fail_over(group: SentinelTopology) -> float:
+    await group.fail_over()
+    return now()
+
+
+async def _kill(group: SentinelTopology) -> float:
     await group.replicated()
     group.primary.kill()
-    return await group.switched()
+    await group.promoted(any_sentinel=True)
+    return now()
 
 
-async def taken_over(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+async def taken_over() -> AsyncIterator[tuple[Connect, Fault]]:
     """A shard of a cluster whose replica takes over on request."""
-    async with cluster(replicas=1) as nodes:
+    async with ClusterTopology(replicas=1) as nodes:
 
         async def take_over() -> float:
             owner = nodes.owner(NAMES[0])
-            await nodes.say(nodes.replicas[nodes.primaries.index(owner)], "CLUSTER", "FAILOVER")
+            await nodes.call(nodes.replicas[nodes.primaries.index(owner)], "CLUSTER", "FAILOVER")
             await nodes.promoted(owner)
             return now()
 
         yield nodes.client, take_over
 
 
-async def shard_killed(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+async def shard_killed() -> AsyncIterator[tuple[Connect, Fault]]:
     """A shard of a cluster whose primary dies."""
-    async with cluster(replicas=1) as nodes:
+    async with ClusterTopology(replicas=1) as nodes:
 
         async def kill() -> float:
             owner = nodes.owner(NAMES[0])
@@ -216,8 +219,7 @@ def main() -> None:
     for case in CASES:
         figures: list[tuple[float, ...]] = []
         for _ in range(case.runs):
-            with tempfile.TemporaryDirectory() as directory:
-                record = asyncio.run(play(case, Path(directory)))
+            record = asyncio.run(play(case))
             figures.append((record.gap(), record.until_granted(), record.two_holders()))
         worst = " | ".join(f"{max(found):.2f}" for found in zip(*figures, strict=True))
         print(f"| {case.topology} | {case.fault} | {worst} |", flush=True)

@@ -20,11 +20,11 @@ from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .support.balance import Books
-from .support.clusters import Nodes, cluster
 from .support.inside import tuned
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import is_in_part, sample
 from .support.processes import Crew
+from .support.topologies import Nodes
 from .support.virtual import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 MakeClient = Callable[..., Redis]
@@ -103,11 +103,8 @@ def server() -> Iterator[EmbeddedServer]:
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[Nodes]:
     """A cluster of three shards. A test that moves slots, or stops a node, takes that back."""
-    with asyncio.Runner() as runner:
-        running = cluster()
-        nodes = runner.run(running.__aenter__())
-        yield nodes
-        runner.run(running.__aexit__(None, None, None))
+    with Nodes() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

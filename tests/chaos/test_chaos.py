@@ -18,8 +18,9 @@ from functools import partial
 
 import pytest
 
+from redis_sync_aio.testing.faults import FaultProxy
+
 from ..support.options import OPTIONS
-from ..support.proxy import FaultProxy
 from .field import Field, Worker
 from .history import US, History, percentile
 from .worker import Doom, wall

@@ -27,11 +27,11 @@ from redis_sync_aio.cli._doctor.findings import (
     of_server,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy
 
-from ..support.clusters import cluster
 from ..support.pairwise import first_of
 from ..support.programs import CODES, command, examine, levels, printed_json, told
-from ..support.proxy import ERROR, FaultProxy
+from ..support.topologies import Nodes
 from .terminals import terminal
 
 pytestmark = pytest.mark.real
@@ -204,7 +204,7 @@ async def test_settings_scripts_and_resp3_that_a_service_does_not_offer(own: Emb
     assert (scripts["level"], scripts["found"]) == ("warn", "scripts are disabled on this server")
     assert "ACL" not in scripts["fix"]  # which could not allow them
     async with FaultProxy(own) as proxy:
-        proxy.on(lambda args: args[0].upper() == b"HELLO", ERROR("ERR unknown command 'HELLO'."))
+        proxy.on(lambda args: args[0].upper() == b"HELLO", Action.answer_error("ERR unknown command 'HELLO'."))
         found = await asyncio.to_thread(told, proxy.url, "warn", "push")
         assert found.startswith("RESP3 (HELLO 3) is refused: ")
         assert not found.endswith(".")
@@ -219,10 +219,10 @@ async def test_a_client_that_receives_everything(server: EmbeddedServer, redis: 
 
 async def test_a_cluster() -> None:
     """Each node is asked. A shard without a replica; full coverage; a slot half moved; slots without a primary."""
-    async with cluster() as nodes:
+    async with Nodes() as nodes:
         first, second, last = nodes.primaries
         url = f"redis+cluster://127.0.0.1:{first.port},127.0.0.1:{second.port}"
-        await nodes.say(first, "CONFIG", "SET", "cluster-require-full-coverage", "yes")
+        await nodes.call(first, "CONFIG", "SET", "cluster-require-full-coverage", "yes")
         await nodes.begin_move(0, first, second)
         found = examine(url)
         assert {one["where"] for one in found} >= {f"127.0.0.1:{node.port}" for node in nodes.primaries}
@@ -232,7 +232,7 @@ async def test_a_cluster() -> None:
             ("coverage", "cluster-require-full-coverage is yes"),
             ("moving", "1 slot is half moved"),
         }
-        await nodes.say(last, "CLUSTER", "DELSLOTS", 16382, 16383)
+        await nodes.call(last, "CLUSTER", "DELSLOTS", 16382, 16383)
         assert told(f"redis+cluster://127.0.0.1:{last.port}", "bad", "slots") == "2 of 16,384 slots have no primary"
 
 

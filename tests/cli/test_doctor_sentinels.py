@@ -9,41 +9,42 @@ import pytest
 from redis_sync_aio import Backoff, wait_until
 from redis_sync_aio.cli._doctor.facts import Facts, SentinelFacts
 from redis_sync_aio.cli._doctor.findings import of_replicas, of_sentinels
+from redis_sync_aio.testing.servers import SentinelTopology
 
 from ..support.programs import command, examine, levels, told
-from ..support.sentinels import GROUP, Group, sentinels
+from ..support.topologies import PATIENT
 
 pytestmark = pytest.mark.real
 
 SOON = Backoff(initial=0.01, cap=0.05)
 
 
-def url_of(group: Group, *ports: int) -> str:
-    return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports or group.ports) + f"/{GROUP}"
+def url_of(group: SentinelTopology, *ports: int) -> str:
+    return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports or group.ports) + f"/{group.group}"
 
 
 @pytest.mark.ci
 async def test_sentinels() -> None:
     """A quorum that is a minority, cannot be reached, or is not the same for all; sentinels that do not answer."""
-    async with sentinels() as group:
+    async with SentinelTopology(down_after=PATIENT) as group:
         assert levels(examine(url_of(group)))["quorum"] == "ok"
-        for one in group.sentinel.sentinels:
-            await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "1")
+        for one in group.sentinels:
+            await group.call(one, "SENTINEL", "SET", group.group, "quorum", "1")
         assert told(url_of(group), "warn", "quorum") == "the quorum is 1 of 3"
-        for one in group.sentinel.sentinels:
-            await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "4")
+        for one in group.sentinels:
+            await group.call(one, "SENTINEL", "SET", group.group, "quorum", "4")
         assert told(url_of(group), "bad", "quorum").startswith("NOQUORUM")
-        for one, quorum in zip(group.sentinel.sentinels, "233", strict=True):
-            await one.execute_command("SENTINEL", "SET", GROUP, "quorum", quorum)
+        for one, quorum in zip(group.sentinels, "233", strict=True):
+            await group.call(one, "SENTINEL", "SET", group.group, "quorum", quorum)
         assert told(url_of(group), "warn", "quorum").startswith("the sentinels have different quorums: 2 at 127.0.0.1:")
         assert told(url_of(group), "warn", "down-after") == "down-after-milliseconds is 600000"
         assert told(url_of(group, group.ports[0], 1), "warn", "sentinel") == "it does not answer"
-        await group.sentinel.sentinels[2].shutdown()
+        group.sentinels[2].kill()
         found = [one for one in examine(url_of(group, *group.ports[:2])) if one["check"] == "sentinel"]
         assert [(one["level"], one["where"]) for one in found] == [("warn", f"127.0.0.1:{group.ports[2]}")]
         url = f"redis://127.0.0.1:{group.ports[0]}"
         assert told(url, "bad", "role") == "this is a sentinel, not the server that it watches"
-        line = command("doctor", "--url", url_of(group).replace(GROUP, "nobody")).stderr
+        line = command("doctor", "--url", url_of(group).replace(group.group, "nobody")).stderr
         assert "no primary was found for service 'nobody'" in line
         assert found[0]["found"] == "the others announce it at this address, where it does not answer"
 
@@ -51,7 +52,7 @@ async def test_sentinels() -> None:
 async def test_replicas_of_a_sentinel_set() -> None:
     """One that would evict locks as the primary; one that cannot follow; a dead one."""
     async with (
-        sentinels() as group,
+        SentinelTopology(down_after=PATIENT) as group,
         group.primary.client() as primary,
         group.replica.client() as replica,
     ):

@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from redis_sync_aio import Coordinator
 from redis_sync_aio.cli._app import EXITS
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy
+from redis_sync_aio.testing.faults import command as is_command
 
 from ..support.programs import command, command_process
-from ..support.proxy import HOLD, FaultProxy
-from ..support.proxy import command as is_command
 
 pytestmark = pytest.mark.real
 
@@ -69,7 +69,7 @@ CASES: list[Case] = [
 async def silent(server: EmbeddedServer) -> AsyncIterator[str]:
     """The address of a server that does not answer scripts."""
     async with FaultProxy(server) as proxy:
-        proxy.on(is_command("EVALSHA"), HOLD)
+        proxy.on(is_command("EVALSHA"), Action.HOLD)
         yield proxy.url
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest_asyncio
 
-from ..support.clusters import Nodes
+from ..support.topologies import Nodes
 
 
 @pytest_asyncio.fixture(autouse=True)
 async def empty_shards(nodes: Nodes) -> None:
     for node in nodes.primaries:
-        await nodes.say(node, "FLUSHALL")
+        await nodes.call(node, "FLUSHALL")

@@ -38,8 +38,8 @@ from redis_sync_aio.errors import PermissionDenied, StaleFence, TransactionMisus
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, for_ever, waits
-from ..support.clusters import SHARDS, SLOTS, Nodes, user
 from ..support.inside import Cluster, hub_of
+from ..support.topologies import SHARDS, SLOTS, Nodes, user
 
 EVERY_SHARD = range(SHARDS)
 
@@ -89,7 +89,7 @@ async def test_p3_p9_a_waiter_is_woken_by_a_push(nodes: Nodes, client: RedisClus
     """Idle waiters send nothing, and the one whose turn it is gets it without a look of its own."""
 
     async def scripts_run(shard: int) -> int:
-        found = await nodes.say(nodes.primaries[shard], "INFO", "commandstats")
+        found = await nodes.call(nodes.primaries[shard], "INFO", "commandstats")
         return int(found["cmdstat_evalsha"]["calls"])
 
     async with Coordinator(client) as sync:
@@ -269,7 +269,7 @@ async def test_p12_a_bare_client(nodes: Nodes) -> None:
         lease.check()
 
     async def nothing_listens() -> bool:
-        found = [str(await nodes.say(node, "CLIENT", "LIST", "TYPE", "pubsub")) for node in nodes.primaries]
+        found = [str(await nodes.call(node, "CLIENT", "LIST", "TYPE", "pubsub")) for node in nodes.primaries]
         return not any("sub=1" in it for it in found)
 
     await wait_until(nothing_listens, FAST, timeout=15)
@@ -353,7 +353,7 @@ async def test_a_node_without_slots_is_asked_again_later(nodes: Nodes, lone: Emb
         async with Coordinator(client) as sync:
             waiting = asyncio.create_task(sync.lock("a").acquire(timeout=60))
             await wait_until(lambda: sync.connection_error, FAST, timeout=15)
-            await nodes.say(lone, "CLUSTER", "ADDSLOTS", *range(SLOTS))
+            await nodes.call(lone, "CLUSTER", "ADDSLOTS", *range(SLOTS))
             await (await waiting).release()
 
 

@@ -13,21 +13,21 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, transaction, wait_until
+from redis_sync_aio.testing.faults import FaultProxy
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
-from ..support.clusters import SHARDS, Nodes
 from ..support.inside import cluster_link_of
 from ..support.processes import play
-from ..support.proxy import FaultProxy
 from ..support.sweep import Outcome, sweep
 from ..support.tls import make_tls
+from ..support.topologies import SHARDS, Nodes
 from ..transport.scenes import NAME, fork, look
 
 
 async def open_connections(nodes: Nodes) -> int:
     """Return how many clients all nodes have, without those that ask."""
-    return sum([len(str(await nodes.say(node, "CLIENT", "LIST")).split("id=")) - 2 for node in nodes.primaries])
+    return sum([len(str(await nodes.call(node, "CLIENT", "LIST")).split("id=")) - 2 for node in nodes.primaries])
 
 
 async def none_is_open(nodes: Nodes) -> bool:
@@ -153,9 +153,9 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
         names = [nodes.name_at(shard) for shard in range(SHARDS)]
         for name in names:
             async with sync.lock(name):
-                assert await nodes.say(nodes.owner(name), "EXISTS", name) == 1
+                assert await nodes.call(nodes.owner(name), "EXISTS", name) == 1
         # One link each, which listens at its inbox and is seen to be there: twice before 7.0, which refuses SSUBSCRIBE.
-        version = (await nodes.say(nodes.primaries[0], "INFO", "server"))["redis_version"]
+        version = (await nodes.call(nodes.primaries[0], "INFO", "server"))["redis_version"]
         times = 2 if version.startswith("6.") else 1
         assert sync.connections == SHARDS
         assert [proxy.commands["SUBSCRIBE"] for proxy in proxies.values()] == [2 * times] * SHARDS
@@ -178,10 +178,10 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
             tx.set(key, 1)
 
         await transaction(client, write, key)
-        assert await nodes.say(nodes.primaries[2], "GET", key) == b"1"
+        assert await nodes.call(nodes.primaries[2], "GET", key) == b"1"
         await nodes.move(nodes.slot(names[0]), nodes.primaries[0], nodes.primaries[1])
         async with sync.lock(names[0]):
-            assert await nodes.say(nodes.primaries[1], "EXISTS", names[0]) == 1
+            assert await nodes.call(nodes.primaries[1], "EXISTS", names[0]) == 1
         await nodes.move(nodes.slot(names[0]), nodes.primaries[1], nodes.primaries[0])
 
 
@@ -208,6 +208,6 @@ async def test_an_address_remap_that_changes_is_followed(nodes: Nodes) -> None:
         await replaced.aclose()
         for name, lease in zip(names, leases, strict=True):
             await lease.extend(30)
-            assert await nodes.say(nodes.owner(name), "GET", name) == lease.token.encode()
+            assert await nodes.call(nodes.owner(name), "GET", name) == lease.token.encode()
             await lease.release()
         assert all(proxy.commands["EVALSHA"] for proxy in present.values())

@@ -14,11 +14,11 @@ from redis.asyncio.cluster import ClusterNode, NodesManager
 
 from redis_sync_aio import AsyncLock, Backoff, Coordinator, Lease, LeaseLost, Unreachable, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.servers import SentinelTopology, link_is_up
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.callbacks import callbacks
-from ..support.clusters import SHARDS, SLOTS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
 from ..support.inside import (
     Cluster,
     ClusterNodes,
@@ -30,7 +30,7 @@ from ..support.inside import (
     close_implicit,
     now,
 )
-from ..support.sentinels import DOWN_AFTER, sentinels
+from ..support.topologies import SHARDS, SLOTS, Nodes, enough, learn_of_moves, moved_back, processes
 
 TTL = 60.0
 """Longer than any failover takes here."""
@@ -90,12 +90,12 @@ async def test_p6_d8_a_shard_hangs(nodes: Nodes) -> None:
 @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.ci)])
 async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
     """Its replica takes over: what had reached it stays held, waiters wait on, transactions continue."""
-    async with cluster(replicas=1) as nodes, processes(nodes, response_timeout=0.5) as (sync, other):
+    async with Nodes(replicas=1) as nodes, processes(nodes, response_timeout=0.5) as (sync, other):
         name = nodes.name_at(0)
         lease = await AsyncLock(sync, name, ttl=TTL).acquire()
         waiter = asyncio.create_task(AsyncLock(other, name, ttl=TTL).acquire())
         await wait_until(waits(AsyncLock(other, name)), FAST, timeout=15)
-        assert await nodes.say(nodes.primaries[0], "WAIT", 1, 1000) == 1
+        assert await nodes.call(nodes.primaries[0], "WAIT", 1, 1000) == 1
         if how == "killed":
             nodes.primaries[0].kill()
         else:
@@ -105,7 +105,7 @@ async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
             assert isinstance(one.client, RedisCluster)
             await wait_until(partial(leads_to, Cluster.of(one.client), nodes.slot(name), replica), FAST, timeout=30)
         await asyncio.wait_for(lease.extend(TTL), 15)
-        assert await nodes.say(replica, "GET", name) == lease.token.encode()
+        assert await nodes.call(replica, "GET", name) == lease.token.encode()
         await wait_until(waits(AsyncLock(other, name)), FAST, timeout=15)
         await lease.release()
         following = await asyncio.wait_for(waiter, 15)
@@ -120,9 +120,15 @@ async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
             tx.set(name, "mine")
 
         await transaction(sync, write, name, timeout=30)
-        assert await nodes.say(replica, "GET", name) == b"mine"
+        assert await nodes.call(replica, "GET", name) == b"mine"
         if how == "stopped":
             nodes.primaries[0].resume()
+
+
+async def when_promoted(group: SentinelTopology) -> float:
+    """Return when the first sentinel named the replica as the primary."""
+    await group.promoted(any_sentinel=True)
+    return now()
 
 
 @pytest.mark.real
@@ -133,7 +139,7 @@ async def test_p1_p3_p8_d4_d6_the_primary_of_a_sentinel_group_dies(replicated: b
     Then the waiter gets it under a greater fence, and the first holder learns of that.
     """
     async with (
-        sentinels(down_after=DOWN_AFTER) as group,
+        SentinelTopology() as group,
         group.client() as client,
         group.client() as other,
         Coordinator(client) as sync,
@@ -153,7 +159,7 @@ async def test_p1_p3_p8_d4_d6_the_primary_of_a_sentinel_group_dies(replicated: b
             await wait_until(waits(lock), FAST, timeout=15)
             await group.replicated()
         group.primary.kill()
-        switched = asyncio.create_task(group.switched())
+        switched = asyncio.create_task(when_promoted(group))
         if waiter is None:
             group.replica.resume()
             waiter = asyncio.create_task(its.acquire(timeout=TTL))
@@ -181,9 +187,7 @@ async def test_p1_p3_p8_d4_d6_the_primary_of_a_sentinel_group_dies(replicated: b
 @pytest.mark.ci
 def test_a9_two_loops_in_turn() -> None:
     """In one thread: what one hears while it runs the other one knows when it is its turn again."""
-    with asyncio.Runner() as first, asyncio.Runner() as second:
-        running = cluster(replicas=1)
-        nodes = second.run(running.__aenter__())
+    with Nodes(replicas=1) as nodes, asyncio.Runner() as first, asyncio.Runner() as second:
         client, name = nodes.client(), nodes.name_at(0)
 
         async def use() -> None:
@@ -191,7 +195,7 @@ def test_a9_two_loops_in_turn() -> None:
                 pass
 
         async def fail_over() -> None:
-            await nodes.say(nodes.replicas[0], "CLUSTER", "FAILOVER")
+            await nodes.call(nodes.replicas[0], "CLUSTER", "FAILOVER")
             await nodes.promoted(nodes.primaries[0])
 
         first.run(use())
@@ -202,7 +206,6 @@ def test_a9_two_loops_in_turn() -> None:
         first.run(close_implicit(client))
         second.run(close_implicit(client))
         second.run(client.aclose())
-        second.run(running.__aexit__(None, None, None))
 
 
 @pytest.mark.real
@@ -221,7 +224,7 @@ async def test_d8_what_a_node_does_not_answer_goes_where_its_slot_is(nodes: Node
             await asyncio.sleep(0)  # it is written in this turn of the loop
             await learn_of_moves(client, f"{b.host}:{b.port}")
             await asyncio.wait_for(releasing, 30)
-            assert await nodes.say(b, "GET", name) is None
+            assert await nodes.call(b, "GET", name) is None
         finally:
             a.resume()
             await nodes.healthy()
@@ -231,11 +234,11 @@ async def test_d8_what_a_node_does_not_answer_goes_where_its_slot_is(nodes: Node
 @pytest.mark.real
 async def test_d6_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary lives on as a replica, and answers MOVED: no connection stays there, or is opened there meanwhile."""
-    async with cluster(replicas=1) as nodes, nodes.client() as client, Coordinator(client) as sync:
+    async with Nodes(replicas=1) as nodes, nodes.client() as client, Coordinator(client) as sync:
         name = nodes.name_at(0)
         async with sync.lock(name):
             pass
-        await nodes.say(nodes.replicas[0], "CLUSTER", "FAILOVER")
+        await nodes.call(nodes.replicas[0], "CLUSTER", "FAILOVER")
         replica = await nodes.promoted(nodes.primaries[0])
         async with sync.lock(name).acquire(timeout=60):
             assert sync.connections == 2
@@ -249,15 +252,16 @@ async def test_d6_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
             await check(link, connection)
 
         async def is_replica() -> bool:
-            return (await nodes.say(replica, "ROLE"))[0] in (b"slave", "slave")
+            return (await nodes.call(replica, "ROLE"))[0] in (b"slave", "slave")
 
         monkeypatch.setattr(ShardLink, "check", slowly)
         async with Coordinator(client) as late:
             acquiring = asyncio.create_task(late.lock(name).acquire())
             await introduced.wait()  # at the replica
-            await nodes.follows(nodes.primaries[0])  # else it is not let take over again
+            # Else it is not let take over again.
+            await wait_until(lambda: link_is_up(nodes.primaries[0]), FAST, timeout=60)
             # The others do not vote again so soon after the first time.
-            await nodes.say(nodes.primaries[0], "CLUSTER", "FAILOVER", "TAKEOVER")
+            await nodes.call(nodes.primaries[0], "CLUSTER", "FAILOVER", "TAKEOVER")
             await wait_until(is_replica, FAST, timeout=60)
             known = await learn_of_moves(client)
             await wait_until(lambda: leads_to(known, nodes.slot(name), nodes.primaries[0]), FAST, timeout=60)
@@ -376,14 +380,14 @@ def opened(sync: Coordinator, connections: int) -> bool:
 @pytest.mark.real
 async def test_a_node_that_was_removed_for_good_is_forgotten() -> None:
     """It is not in `trouble`, and its shard and its link are collected, though nobody asks for its slots."""
-    async with cluster() as nodes, nodes.client() as client, Coordinator(client) as sync:
+    async with Nodes() as nodes, nodes.client() as client, Coordinator(client) as sync:
         shards, links = alive(Shard), alive(ShardLink)
         removed, heir, _ = nodes.primaries
         for shard in range(3):
             async with sync.lock(nodes.name_at(shard)):
                 pass
         assert (alive(Shard), alive(ShardLink)) == (shards + 2, links + 3), "one was there before any node was asked"
-        await nodes.say(removed, "FLUSHALL")  # what has keys is not given away
+        await nodes.call(removed, "FLUSHALL")  # what has keys is not given away
         await assign(nodes, {slot: heir for slot in range(SLOTS) if nodes.primaries[slot * 3 // SLOTS] is removed})
         removed.stop()
         for shard in (1, 2):
@@ -401,7 +405,7 @@ async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None
     """The client itself forgets its seed as soon as it knows the nodes."""
     async with AsyncExitStack() as stack:
         old = AsyncExitStack()
-        nodes = await old.enter_async_context(cluster())
+        nodes = await old.enter_async_context(Nodes())
         target = [nodes.primaries[0]]
         port = await stack.enter_async_context(seed(target))
         client = await stack.enter_async_context(RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", port)]))
@@ -411,7 +415,7 @@ async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None
         sync = await stack.enter_async_context(Coordinator(client))
         async with sync.lock("x"):
             await client.initialize()
-        new = await stack.enter_async_context(cluster())
+        new = await stack.enter_async_context(Nodes())
         await old.aclose()
         target[0] = new.primaries[0]
         async with sync.lock("x").acquire(timeout=60):
@@ -422,7 +426,7 @@ async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None
 @pytest.mark.real
 async def test_scattered_slots_do_not_stall_the_loop() -> None:
     """Each of the 16,384 is a range of its own in the answer of the nodes, which is asked for with each connection."""
-    async with cluster() as nodes, nodes.client() as client, Coordinator(client) as sync:
+    async with Nodes() as nodes, nodes.client() as client, Coordinator(client) as sync:
         await assign(nodes, {slot: nodes.primaries[slot % 3] for slot in range(SLOTS)})
         with callbacks() as first:
             async with sync.lock("x"):
@@ -432,7 +436,7 @@ async def test_scattered_slots_do_not_stall_the_loop() -> None:
                 before = sync.connections
                 async with sync.lock("x"):
                     for node in nodes.primaries:
-                        await nodes.say(node, "CLIENT", "KILL", "TYPE", "pubsub")
+                        await nodes.call(node, "CLIENT", "KILL", "TYPE", "pubsub")
                     await wait_until(partial(opened, sync, before + 1), FAST, timeout=10)
         assert first.longest < LONGEST, first.which
         assert again.longest < LONGEST, again.which

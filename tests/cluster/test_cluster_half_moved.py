@@ -23,8 +23,8 @@ from redis_sync_aio import (
 from redis_sync_aio.types import GuardingLease
 
 from ..support.body import FAST, waits
-from ..support.clusters import SOON, Nodes, moved_back, processes
 from ..support.pairwise import first_of
+from ..support.topologies import SOON, Nodes, moved_back, processes
 
 TTL = 30.0
 """Longer than a slot stays half moved here."""
@@ -75,7 +75,7 @@ async def is_held(nodes: Nodes, name: str) -> bool:
     """Return whether some node has what holds the name, whatever it is."""
     kinds = {name.encode(), f"{{{name}}}:sem".encode(), f"{{{name}}}:rw".encode()}
     slot = nodes.slot(name)
-    found = [key for node in nodes.primaries for key in await nodes.say(node, "CLUSTER", "GETKEYSINSLOT", slot, 100)]
+    found = [key for node in nodes.primaries for key in await nodes.call(node, "CLUSTER", "GETKEYSINSLOT", slot, 100)]
     return bool(kinds & set(found))
 
 
@@ -98,9 +98,9 @@ class Case:
         a, b, _ = self.nodes.primaries
         await self.nodes.begin_move(self.slot, a, b)
         if self.moved != NOTHING:
-            keys = await self.nodes.say(a, "CLUSTER", "GETKEYSINSLOT", self.slot, 100)
+            keys = await self.nodes.call(a, "CLUSTER", "GETKEYSINSLOT", self.slot, 100)
             keys = [self.name] if self.moved == FIRST else keys
-            await self.nodes.say(a, "MIGRATE", b.host, b.port, "", 0, 5000, "KEYS", *keys)
+            await self.nodes.call(a, "MIGRATE", b.host, b.port, "", 0, 5000, "KEYS", *keys)
 
     async def use(self) -> None:
         """Find everything refused for now, and nothing changed."""
@@ -216,7 +216,7 @@ async def test_p3_p4_p5_what_waits_for_the_slot(nodes: Nodes) -> None:
         finally:
             await nodes.end_move(slot, a, b)
         await asyncio.wait_for(put_off, 10)
-        about = await nodes.say(b, "HGET", f"{{{name}}}:rw::rw:state", f"={writer.token}")
+        about = await nodes.call(b, "HGET", f"{{{name}}}:rw::rw:state", f"={writer.token}")
         assert about.startswith(b"1 ")
         async with side(other, f"{{{name}}}:rw").read().acquire(timeout=10):
             await renewed(writer)
@@ -226,7 +226,7 @@ async def test_p3_p4_p5_what_waits_for_the_slot(nodes: Nodes) -> None:
         await following.release()
 
         async def nothing_left() -> bool:
-            return not any([await nodes.say(b, "EXISTS", key) for key in (name, f"{{{name}}}:queue")])
+            return not any([await nodes.call(b, "EXISTS", key) for key in (name, f"{{{name}}}:queue")])
 
         await wait_until(nothing_left, FAST, timeout=15)
         async with elsewhere.acquire(timeout=5):

@@ -12,7 +12,6 @@ from redis_sync_aio import AsyncLock, AsyncSemaphore, CommandRefused, Coordinato
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
-from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
 from ..support.inside import (
     Call,
     ClusterNodes,
@@ -26,6 +25,7 @@ from ..support.inside import (
     now,
 )
 from ..support.pairwise import first_of
+from ..support.topologies import SHARDS, Nodes, enough, learn_of_moves, moved_back, processes
 
 NEVER = 300.0
 """Seconds until a waiter would look again by itself."""
@@ -125,15 +125,15 @@ async def test_p3_p9_a_waiter_follows_the_slot(nodes: Nodes, share: bool, monkey
         inbox = hub_of(other).endpoint_of(lock_keys(name.encode())).inbox
 
         async def stands_there_now() -> bool:
-            tickets = await nodes.say(b, "ZRANGE", f"{{{name}}}:queue", 0, -1)
+            tickets = await nodes.call(b, "ZRANGE", f"{{{name}}}:queue", 0, -1)
             return bool(tickets) and all(ticket.startswith(inbox + b"|") for ticket in tickets)
 
         await wait_until(stands_there_now, FAST, timeout=15)
         monkeypatch.setattr(LinkEvents, "link_pushed", noted)
-        before = (await nodes.say(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
+        before = (await nodes.call(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
         await lease.release()
         granted = await asyncio.wait_for(waiter, 15)
-        assert (await nodes.say(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"] <= before + 2
+        assert (await nodes.call(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"] <= before + 2
         for shard in (*range(SHARDS), *range(SHARDS)):  # behind what was heard there
             await other.lock(nodes.name_at(shard)).locked()
         assert len(heard) == 1
@@ -162,8 +162,8 @@ async def test_p6_p8_leases_and_transactions_follow_the_slot(nodes: Nodes) -> No
             for _ in range(2):
                 await wait_until(lambda: lease.remaining() < 4.5, FAST, timeout=15)  # it is renewed at 4
                 await wait_until(lambda: lease.remaining() > 4.5, FAST, timeout=15)
-            assert await nodes.say(a, "GET", name) == lease.token.encode()
-        assert await nodes.say(a, "GET", key) == b"3"
+            assert await nodes.call(a, "GET", name) == lease.token.encode()
+        assert await nodes.call(a, "GET", key) == b"3"
 
 
 @pytest.mark.real
@@ -196,15 +196,15 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
                 await nodes.begin_move(slot, a, b)
             else:
                 # It still hears of what the other nodes say.
-                await nodes.say(a, "CLIENT", "PAUSE", 60_000, "WRITE")
+                await nodes.call(a, "CLIENT", "PAUSE", 60_000, "WRITE")
             first = send(b"first")
             if state == "refused":
                 await wait_until(lambda: first.connection_error, FAST, timeout=15)
             else:
                 await asyncio.sleep(0)  # it is written in this turn of the loop
-            await nodes.say(b, "CLUSTER", "BUMPEPOCH")  # first: else what the old node has said before takes it back
+            await nodes.call(b, "CLUSTER", "BUMPEPOCH")  # first: else what the old node has said before takes it back
             for node in (b, c):
-                await nodes.say(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])
+                await nodes.call(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])
             known = await learn_of_moves(client, f"{b.host}:{b.port}")
             shard = known.shard_at(slot)
             assert shard.address is not None
@@ -217,7 +217,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
             if state == "moving":
                 a.resume()
             elif state == "moved":
-                await nodes.say(a, "CLIENT", "UNPAUSE")
+                await nodes.call(a, "CLIENT", "UNPAUSE")
         send(b"third")
         await wait_until(lambda: enough(answers, 3), FAST, timeout=15)
         assert answers == [b"first", b"second", b"third"]
@@ -230,18 +230,18 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
 @pytest.mark.parametrize("mode", ["auto", pytest.param("never", marks=pytest.mark.ci)])
 async def test_p3_a_node_that_is_cut_off_is_not_asked_forever(mode: Any) -> None:
     """It says that the cluster is down, and the others say who has the slot now."""
-    async with cluster(debug=True) as nodes, nodes.client() as client, Coordinator(client, push=mode) as sync:
+    async with Nodes(isolation=True) as nodes, nodes.client() as client, Coordinator(client, push=mode) as sync:
         name = nodes.name_at(0)
         slot, (a, b, c) = nodes.slot(name), nodes.primaries
         async with sync.lock(name):
             pass
         await nodes.isolate(a)
-        await nodes.say(b, "CLUSTER", "BUMPEPOCH")
+        await nodes.call(b, "CLUSTER", "BUMPEPOCH")
         for node in (b, c):
-            await nodes.say(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])
-        await nodes.say(a, "CLUSTER", "DELSLOTS", slot)
+            await nodes.call(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])
+        await nodes.call(a, "CLUSTER", "DELSLOTS", slot)
         async with sync.lock(name).acquire(timeout=30):
-            assert await nodes.say(b, "EXISTS", name) == 1
+            assert await nodes.call(b, "EXISTS", name) == 1
         await transaction(client, written(f"{{{name}}}:x"), f"{{{name}}}:x", timeout=30)
 
 
@@ -337,17 +337,17 @@ async def test_after_moved_the_node_that_it_names_is_asked(nodes: Nodes, asked: 
 @pytest.mark.parametrize("way", WAYS)
 async def test_after_clusterdown_another_node_is_asked(asked: list[int], way: str) -> None:
     """The one that says so may be cut off: it would say that nothing has changed."""
-    async with cluster() as nodes, nodes.client() as client, Coordinator(client, push=WAYS[way]) as sync:
+    async with Nodes() as nodes, nodes.client() as client, Coordinator(client, push=WAYS[way]) as sync:
         a, b, c = nodes.primaries
         names = [name for n in range(100) if nodes.owner(name := f"down{n}") is a][:4]
         for name in names:
             await use(sync, way, name)
-        await nodes.say(b, "CLUSTER", "BUMPEPOCH")
+        await nodes.call(b, "CLUSTER", "BUMPEPOCH")
         first: list[int] = []
         for name in names:  # each immediately, before the others tell it who has the slot
             for node in (b, c):
-                await nodes.say(node, "CLUSTER", "SETSLOT", nodes.slot(name), "NODE", nodes.ids[b])
-            await nodes.say(a, "CLUSTER", "DELSLOTS", nodes.slot(name))
+                await nodes.call(node, "CLUSTER", "SETSLOT", nodes.slot(name), "NODE", nodes.ids[b])
+            await nodes.call(a, "CLUSTER", "DELSLOTS", nodes.slot(name))
             asked.clear()
             await use(sync, way, name)
             first += asked[:1]

@@ -20,8 +20,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PushUnavailable
 
 from ..support.body import FAST, waits
-from ..support.clusters import EVEN, SHARDS, Nodes
 from ..support.routing import Route, RoutingProxy
+from ..support.topologies import EVEN, SHARDS, Nodes
 
 pytestmark = pytest.mark.real
 
@@ -81,7 +81,7 @@ async def test_no_two_holders_behind_a_proxy_of_a_cluster(
     """Even if what the link finds out at its start is that all is well, since its question went to that node."""
     keyless, rights = CASES[case]
     for node in nodes.primaries:
-        await nodes.say(node, "ACL", "SETUSER", "app", "reset", "on", "nopass", "~*", "&*", "+@all", *rights)
+        await nodes.call(node, "ACL", "SETUSER", "app", "reset", "on", "nopass", "~*", "&*", "+@all", *rights)
     name, seen = nodes.name_at(0, f"mutex of {mutex}"), Overlaps()
 
     async def work(sync: Coordinator) -> None:
@@ -100,7 +100,7 @@ async def test_no_two_holders_behind_a_proxy_of_a_cluster(
             for number in range(TASKS):
                 group.create_task(work(processes[number % 2]))
     for node in nodes.primaries:
-        await nodes.say(node, "ACL", "DELUSER", "app")
+        await nodes.call(node, "ACL", "DELUSER", "app")
     assert (seen.leases, seen.found) == (TASKS * TURNS, 0)
     polls = [record for record in caplog.records if getattr(record, "event", "") == "polling_instead"]
     assert len(polls) == (2 if keyless == 0 else 0), "each process says that it polls, and why"

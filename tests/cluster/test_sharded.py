@@ -20,9 +20,9 @@ from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Lease, wait_u
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
-from ..support.clusters import EVEN, SHARDS, SLOTS, Nodes, cluster, moved_back, processes, user
 from ..support.inside import cluster_link_of, hub_of, lock_keys
 from ..support.rights import CHANNELS, KEYS, LOCKS, SHARDED_TOO
+from ..support.topologies import EVEN, SHARDS, SLOTS, Nodes, moved_back, processes, user
 
 pytestmark = pytest.mark.real
 
@@ -41,16 +41,16 @@ MUTEXES: dict[str, Callable[..., Any]] = {
 @pytest.fixture(autouse=True)
 async def sharded(nodes: Nodes) -> None:
     try:
-        await nodes.say(nodes.primaries[0], "PUBSUB", "SHARDNUMSUB")
+        await nodes.call(nodes.primaries[0], "PUBSUB", "SHARDNUMSUB")
     except ResponseError:
         pytest.skip("this server has no sharded pub/sub")
 
 
 async def calls(nodes: Nodes, node: EmbeddedServer) -> dict[str, int]:
     """Return how often a node ran PUBLISH and SPUBLISH, also in scripts, and what it sent to others because of them."""
-    stats = await nodes.say(node, "INFO", "commandstats")
+    stats = await nodes.call(node, "INFO", "commandstats")
     found = {name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("publish", "spublish")}
-    sent = dict(re.findall(r"cluster_stats_messages_(\w+)_sent:(\d+)", str(await nodes.say(node, "CLUSTER", "INFO"))))
+    sent = dict(re.findall(r"cluster_stats_messages_(\w+)_sent:(\d+)", str(await nodes.call(node, "CLUSTER", "INFO"))))
     return found | {f"{kind} sent": int(sent.get(kind, 0)) for kind in ("publish", "publishshard")}
 
 
@@ -88,7 +88,7 @@ async def there_and_back(nodes: Nodes, name: str, *both: Coordinator) -> AsyncIt
 @pytest.mark.parametrize("mutex", MUTEXES)
 async def test_p9_a_hand_over_is_one_message_to_each_replica(mutex: str) -> None:
     """PUBLISH would be one to each of the five other nodes. A process that shares is told that others wait, too."""
-    async with cluster(replicas=1) as nodes, processes(nodes, poll_cap=NEVER) as both:
+    async with Nodes(replicas=1) as nodes, processes(nodes, poll_cap=NEVER) as both:
         name = nodes.name_at(0)
         locks = [MUTEXES[mutex](sync, name) for sync in both]
         for lock in locks:
@@ -117,7 +117,7 @@ async def test_p3_a_waiter_follows_when_the_slot_of_its_inbox_moves(nodes: Nodes
             await nodes.move(key_slot(former), a, b)
 
             async def queued_again() -> bool:
-                tickets = await nodes.say(a, "ZRANGE", f"{{{name}}}:queue", 0, -1)
+                tickets = await nodes.call(a, "ZRANGE", f"{{{name}}}:queue", 0, -1)
                 return [ticket.partition(b"|")[0] for ticket in tickets] == [inbox_of(other, name)] != [former]
 
             await wait_until(queued_again, FAST, timeout=15)
@@ -132,7 +132,7 @@ async def test_p3_a_waiter_follows_when_the_slot_of_its_inbox_moves(nodes: Nodes
 
 async def test_p3_d6_a_planned_failover_is_noticed(nodes: Nodes) -> None:
     """Neither holder nor waiter has anything to send, and the old primary closes no connection."""
-    async with cluster(replicas=1) as nodes, processes(nodes, **SILENT) as (sync, other):
+    async with Nodes(replicas=1) as nodes, processes(nodes, **SILENT) as (sync, other):
         name = nodes.name_at(0)
         locks = [one.lock(name, ttl=None) for one in (sync, other)]
         lease = await locks[0].acquire()
@@ -143,7 +143,7 @@ async def test_p3_d6_a_planned_failover_is_noticed(nodes: Nodes) -> None:
 
         async def have_moved() -> bool:
             present = [inbox_of(one, name) for one in (sync, other)]
-            listens = await nodes.say(replica, "PUBSUB", "SHARDNUMSUB", *present)
+            listens = await nodes.call(replica, "PUBSUB", "SHARDNUMSUB", *present)
             return present[0] != former[0] and present[1] != former[1] and listens[1::2] == [1, 1]
 
         await wait_until(have_moved, FAST, timeout=15)
@@ -187,7 +187,7 @@ async def test_p3_p10_nodes_without_sharded_pub_sub() -> None:
         before = await calls(nodes, node)
         await turn()
         assert (await done_since(nodes, node, before))["publish"] == 2
-        await nodes.say(node, "CLIENT", "KILL", "TYPE", "pubsub")
+        await nodes.call(node, "CLIENT", "KILL", "TYPE", "pubsub")
         await turn()
         assert [sync.connections for sync in both] == [count + 1 for count in connections]
         assert [inbox_of(sync, "orders") for sync in both] == inboxes, "SSUBSCRIBE was tried again, for the same ones"
@@ -203,8 +203,8 @@ async def test_p2_p3_scripts_that_know_of_no_shards_hand_over_by_publish(nodes: 
         waiting = asyncio.create_task(its.acquire())
         await wait_until(waits(lock), FAST, timeout=15)
         inbox = inbox_of(other, name)
-        assert await nodes.say(nodes.owner(name), "PUBSUB", "NUMSUB", inbox) == [inbox, 1]
-        assert await nodes.say(nodes.owner(name), "PUBSUB", "SHARDNUMSUB", inbox) == [inbox, 1]
+        assert await nodes.call(nodes.owner(name), "PUBSUB", "NUMSUB", inbox) == [inbox, 1]
+        assert await nodes.call(nodes.owner(name), "PUBSUB", "SHARDNUMSUB", inbox) == [inbox, 1]
         before = await calls(nodes, nodes.owner(name))
         await lease.release()
         await (await asyncio.wait_for(waiting, 15)).release()
@@ -235,7 +235,7 @@ async def test_p2_a_waiter_that_is_gone_is_passed_over(nodes: Nodes, kind: str) 
 
 async def test_a_shard_with_few_slots(nodes: Nodes) -> None:
     """It may take too long to find an inbox in one of them. Then PUBLISH does."""
-    async with cluster(bounds=(0, 1, EVEN[1], SLOTS)) as small, processes(small, poll_cap=NEVER) as both:
+    async with Nodes(bounds=(0, 1, EVEN[1], SLOTS)) as small, processes(small, poll_cap=NEVER) as both:
         name = next(name for n in range(10**6) if small.slot(name := f"n{n}") == 0)
         async with there_and_back(small, name, *both) as (_, turn):
             await turn()

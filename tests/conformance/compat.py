@@ -15,11 +15,11 @@ from redis.asyncio.lock import Lock as RedisLock
 from redis_sync_aio import AsyncLock, Backoff, Unreachable, wait_until
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import FaultProxy
 
 from ..conftest import MakeClient
 from ..support.inside import close_implicit, hub_of
 from ..support.inspecting import calls
-from ..support.proxy import FaultProxy
 
 NAME = "compat"
 OTHER = b"somebody else"

@@ -6,10 +6,8 @@ With --topology=sentinel all clients find the server through sentinels. With --t
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -20,14 +18,14 @@ from redis.asyncio.sentinel import Sentinel
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.servers import SentinelTopology
 from redis_sync_aio.types import Client
 
 from ..conftest import SELDOM, MakeClient
-from ..support.clusters import SLOTS, cluster
 from ..support.inside import tuned
 from ..support.options import OPTIONS
 from ..support.primitives import KINDS, LOCK, SHARED, WATCHED, Primitive
-from ..support.sentinels import GROUP, Group, sentinels
+from ..support.topologies import PATIENT, SLOTS, Nodes
 from ..support.virtual import ToServer
 
 T = TypeVar("T")
@@ -99,17 +97,6 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return found
 
 
-@contextmanager
-def in_a_loop_of_its_own(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """Enter it, for fixtures of the session: each test has another loop."""
-    loop = asyncio.new_event_loop()
-    try:
-        yield loop.run_until_complete(manager.__aenter__())
-        loop.run_until_complete(manager.__aexit__(None, None, None))
-    finally:
-        loop.close()
-
-
 @pytest.fixture(scope="session")
 def only_node() -> Iterator[EmbeddedServer]:
     """A cluster of one node, which any client can use as a server."""
@@ -128,14 +115,14 @@ NAMED = (500, 15700)
 @pytest.fixture(scope="session")
 def main_shard() -> Iterator[EmbeddedServer]:
     """One of three shards, which has the slots of all names in tests."""
-    with in_a_loop_of_its_own(cluster(bounds=(0, *NAMED, SLOTS))) as nodes:
+    with Nodes(bounds=(0, *NAMED, SLOTS)) as nodes:
         yield nodes.primaries[1]
 
 
 @pytest.fixture(scope="session")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+def group() -> Iterator[SentinelTopology]:
     """A primary, a replica and three sentinels."""
-    with in_a_loop_of_its_own(sentinels(tmp_path_factory.mktemp("sentinels"))) as found:
+    with SentinelTopology(down_after=PATIENT) as found:
         yield found
 
 
@@ -144,7 +131,7 @@ def server(request: pytest.FixtureRequest, server: EmbeddedServer) -> EmbeddedSe
     """The server of all clients in a test."""
     chosen = getattr(request.node, "callspec", None)
     if OPTIONS.topology == "sentinel":
-        group: Group = request.getfixturevalue("group")
+        group: SentinelTopology = request.getfixturevalue("group")
         return group.primary
     if chosen is None or chosen.params.get("way") != "cluster":
         return server
@@ -161,12 +148,12 @@ async def make_client(
     if OPTIONS.topology != "sentinel":
         yield make_client
         return
-    group: Group = request.getfixturevalue("group")
+    group: SentinelTopology = request.getfixturevalue("group")
     made: list[Any] = []
 
     def make(**options: object) -> Any:
         found: Any = Sentinel([(server.host, port) for port in group.ports])  # type: ignore[no-untyped-call]
-        client = found.master_for(GROUP, **options)
+        client = found.master_for(group.group, **options)
         made.extend([client, *found.sentinels])
         return client
 

@@ -19,11 +19,11 @@ from redis.exceptions import LockNotOwnedError
 from redis_sync_aio import CommandRefused, Unreachable
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, script
 
 from ..conftest import MakeClient
 from ..support.inside import close_implicit, hub_of, load
 from ..support.inspecting import calls
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, DELAY_REPLY, ERROR, SWALLOW_REQUEST, script
 from ..support.sweep import Outcome, sweep
 from .compat import (
     NAME,
@@ -58,7 +58,7 @@ async def test_the_error_of_the_body_leaves(
     assert bool(caplog.messages) is quiet
 
 
-@pytest.mark.parametrize("fault", [CUT_AFTER, CUT_BEFORE], ids=["answer lost", "command lost"])
+@pytest.mark.parametrize("fault", [Action.CUT_AFTER, Action.CUT_BEFORE], ids=["answer lost", "command lost"])
 @pytest.mark.parametrize("token", [None, "mine"])
 async def test_lost_connections_change_no_answer(
     server: EmbeddedServer, redis: Redis, fault: Any, token: str | None
@@ -144,7 +144,7 @@ async def test_an_answer_that_is_an_error(
     """Each operation raises the error of redis-py, caused by ours."""
     async with through_proxy(server) as (proxy, client):
         hub_of(client).retry_for = 0.1 if at_release else 10
-        rule = proxy.on("EVALSHA", ERROR(answer), times=None)
+        rule = proxy.on("EVALSHA", Action.answer_error(answer), times=None)
         await refused(Lock, client, error, at_release)
         with pytest.raises(error) as caught:
             await client.lock(NAME, lock_class=Lock).locked()
@@ -159,7 +159,7 @@ async def test_an_extended_lock_is_released_for_sure(server: EmbeddedServer) -> 
         await lock.acquire()
         await lock.extend(30)
         await asyncio.sleep(4)
-        rule = proxy.on(RELEASE, CUT_AFTER)
+        rule = proxy.on(RELEASE, Action.CUT_AFTER)
         await lock.release()
         assert rule.acted
 
@@ -170,11 +170,11 @@ async def test_unreachable_is_not_false(server: EmbeddedServer, redis: Redis) ->
         hub_of(client).retry_for = 0.5
         lock = client.lock(NAME, lock_class=Lock)
         await lock.acquire(blocking=False)
-        silent = proxy.on(ACQUIRE, SWALLOW_REQUEST, skip=1)
+        silent = proxy.on(ACQUIRE, Action.SWALLOW_REQUEST, skip=1)
         assert await lock.acquire(blocking_timeout=0.05) is False  # it was taken, and then the time was up
         assert silent.acted
         await proxy.cut()
-        lost = proxy.on(ACQUIRE, CUT_BEFORE, skip=1)
+        lost = proxy.on(ACQUIRE, Action.CUT_BEFORE, skip=1)
         waiting = asyncio.create_task(lock.acquire(blocking_timeout=0.2))
         await lost.fired.wait()
         proxy.refuse = True
@@ -212,7 +212,7 @@ async def test_extend_counts_from_when_the_time_left_was_true(server: EmbeddedSe
         lock = client.lock(NAME, timeout=10, lock_class=Lock)
         await lock.acquire()
         assert await lock.owned()  # the server knows the script
-        slow = proxy.on(script(load("link/read").sha), DELAY_REPLY(2), times=1)
+        slow = proxy.on(script(load("link/read").sha), Action.delay_reply(2), times=1)
         assert await lock.extend(10)
         assert slow.acted
         assert 17_000 < await redis.pttl(NAME) <= 18_050

@@ -17,12 +17,12 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
+from redis_sync_aio.testing.faults import FaultProxy
 from redis_sync_aio.types import GuardingLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
 from ..support.inside import now
 from ..support.primitives import ALONE, EVERY, KINDS, Primitive, each, on_one_server
-from ..support.proxy import FaultProxy
 from ..support.virtual import stall
 
 NAME = "loss"

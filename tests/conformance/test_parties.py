@@ -15,10 +15,10 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import BrokenBarrierError, LimitMismatch, WaitTimeout
 from redis_sync_aio.inspection import inspect
 from redis_sync_aio.testing import assert_idle
+from redis_sync_aio.testing.faults import FaultProxy
 
 from ..support.body import FAST
 from ..support.inside import tuned
-from ..support.proxy import FaultProxy
 from ..support.sweep import Outcome, sweep
 
 NAME = "party"

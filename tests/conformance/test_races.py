@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import SELDOM
@@ -27,7 +28,6 @@ from ..support.inside import cohorts_of, hub_of, now, tuned
 from ..support.inspecting import calls
 from ..support.options import OPTIONS
 from ..support.primitives import KINDS, Primitive
-from ..support.proxy import DROP, FaultProxy
 
 NAME = "race"
 AT_ONCE = 0.1
@@ -180,7 +180,7 @@ async def test_p3_c7_lost_wake_up_is_healed(
         holder = await kind.make(other, NAME, ttl=ttl, auto_renew=False).acquire()
         waiter = asyncio.create_task(kind.make(sync, NAME, ttl=30).acquire())
         await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
-        lost = proxy.on_push(lambda args: args[-1].split()[1] != b"0", DROP)
+        lost = proxy.on_push(lambda args: args[-1].split()[1] != b"0", Action.DROP)
         left = holder.remaining()
         began = now()
         await holder.release()

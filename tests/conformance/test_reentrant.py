@@ -23,10 +23,10 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason, WrongContext
+from redis_sync_aio.testing.faults import FaultProxy
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
-from ..support.proxy import FaultProxy
 from ..support.views import holder_of
 from ..support.virtual import stall
 

@@ -23,11 +23,11 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy, anything, script
 from redis_sync_aio.types import BaseLease, WriteLease
 
 from ..support.body import FAST, waits
 from ..support.inside import FENCE_RANGE, behind_tickets, load, permit_keys
-from ..support.proxy import CUT_AFTER, SWALLOW_REQUEST, FaultProxy, anything, script
 from ..support.sweep import Outcome, sweep
 from ..support.views import readers_of, writer_of
 from ..support.wired import wired
@@ -304,7 +304,7 @@ async def test_p5_a_downgrade_without_an_answer_is_made_good(
     ):
         rw = AsyncReadWriteLock(sync, NAME, ttl=3, share=share)
         lease = await rw.write().acquire()
-        swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST, times=None)
+        swallowed = proxy.on(script(load("permits/downgrade").sha), Action.SWALLOW_REQUEST, times=None)
         downgrading = asyncio.create_task(rw.downgrade(lease))
         if how == "cancelled":
             await asyncio.wait_for(swallowed.fired.wait(), 5)
@@ -333,7 +333,7 @@ async def test_p1_a_downgrade_without_an_answer_does_not_meet_a_later_writer_of_
     ):
         rw, theirs = AsyncReadWriteLock(sync, NAME, ttl=6), AsyncReadWriteLock(redis, NAME, ttl=10)
         lease = await rw.write().acquire(identity="worker-7")
-        swallowed = proxy.on(anything, SWALLOW_REQUEST, times=None)
+        swallowed = proxy.on(anything, Action.SWALLOW_REQUEST, times=None)
         with pytest.raises(Unreachable):
             await rw.downgrade(lease)
         await asyncio.wait_for(lease.wait_lost(), 10)
@@ -493,7 +493,7 @@ async def test_p3_a_repeated_request_is_answered_with_the_same_fences(server: Em
     async with wired(server) as w:
         rw = AsyncReadWriteLock(w.sync, NAME)
         before = await write(AsyncReadWriteLock(w.other, NAME))
-        lost = w.proxy.on(script(load("permits/acquire").sha), CUT_AFTER, times=1)
+        lost = w.proxy.on(script(load("permits/acquire").sha), Action.CUT_AFTER, times=1)
         async with rw.write() as writer:
             assert lost.fired.is_set()
             assert writer.previous_fence == before.fence < writer.fence

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost
 from redis_sync_aio.contrib import prometheus
-from tests.support.clusters import Nodes
 from tests.support.programs import PATIENCE, environment
+from tests.support.topologies import Nodes
 
 NAMES = {
     "redis_sync_aio_acquire_duration_seconds": "histogram",

@@ -32,12 +32,12 @@ from benchmarks.market import (
 )
 from redis_sync_aio import AsyncSemaphore, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, anything
 from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.pairwise import first_of
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, Action, anything
 from ..support.wired import wired
 from .site import anchors
 
@@ -64,7 +64,7 @@ MOST_MS = 300_000
 
 async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int) -> bool:
     """Acquire; after so many commands the client is cut off for good. Return whether it was acquired before."""
-    async with wired(server, mode, retry_for=2, name=f"cut off {mode} {way is CUT_AFTER} {number}") as w:
+    async with wired(server, mode, retry_for=2, name=f"cut off {mode} {way is Action.CUT_AFTER} {number}") as w:
         w.proxy.on(anything, way, times=None, skip=number)
         try:
             await w.lock().acquire()
@@ -79,7 +79,7 @@ async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int) -
 @pytest.mark.parametrize("mode", first_of("link", "plain"))
 async def test_p12_no_crash_leaves_a_lock_without_a_ttl(server: EmbeddedServer, mode: str) -> None:
     """P12: wherever on its way the client is cut off for good, there is no lock, or it has a ttl."""
-    for way in (CUT_BEFORE, CUT_AFTER):
+    for way in (Action.CUT_BEFORE, Action.CUT_AFTER):
         got = [await cut_off(server, mode, way, number) for number in (*range(13), 120)]
         assert not got[0]
         assert got[-1], "not all points were met"

@@ -26,12 +26,12 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import OutOfMemory, PermissionDenied
+from redis_sync_aio.testing.faults import Action, FaultProxy
 
 from ..support.inside import (
     permit_keys,
 )
 from ..support.inspecting import calls
-from ..support.proxy import HOLD_REPLY, FaultProxy
 from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
 from ..support.served import ORDERS, everything, modes, say, served, served_to, user
 from ..support.wired import SOON
@@ -101,7 +101,7 @@ async def test_a_new_request_does_not_overtake_a_refused_one(
             async with sync.lock(ORDERS).acquire(timeout=60):
                 order.append(number)
 
-        rule = proxy.on("EVALSHA", HOLD_REPLY, skip=1)
+        rule = proxy.on("EVALSHA", Action.HOLD_REPLY, skip=1)
         tasks = [group.create_task(turn(number)) for number in (1, 2)]
         # The handshake sends an EVAL, too; the next one is that of the first request.
         await proxy.until(lambda: proxy.commands["EVAL"] >= 2 and rule.fired.is_set())

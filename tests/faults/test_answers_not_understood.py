@@ -20,12 +20,12 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, script
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import FAST, waits
-from ..support.clusters import Nodes
 from ..support.inside import Engine, LinkEvents, hub_of, link, load, lock_keys, tuned
-from ..support.proxy import ERROR, Action, script
+from ..support.topologies import Nodes
 from ..support.wired import Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -151,7 +151,7 @@ async def test_a_defect_in_what_takes_an_error_answer_ends_the_call(
         opened = w.sync.connections
         with monkeypatch.context() as patch:
             patch.setattr(link, "refusal", defect)
-            w.proxy.on(script(load("lock/acquire").sha), ERROR("MISCONF no disk"))
+            w.proxy.on(script(load("lock/acquire").sha), Action.answer_error("MISCONF no disk"))
             async with asyncio.timeout(10):
                 with pytest.raises(SyncError, match="RuntimeError: a defect"):
                     await w.sync.lock("one").acquire()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,12 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.servers import SentinelTopology
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
 from ..support.inside import now
-from ..support.sentinels import sentinels
+from ..support.topologies import PATIENT
 
 NOTICED = 20.0
 """Seconds in which a process moves, on a busy machine; it takes 1.3. Sentinel demotes the old primary after about 8."""
@@ -36,10 +36,10 @@ async def role(server: EmbeddedServer) -> str:
 
 @pytest.mark.real
 @pytest.mark.parametrize("push", ["auto", "never"])
-async def test_p1_p6_a_planned_failover_by_sentinel_is_noticed(tmp_path: Path, push: Any) -> None:
+async def test_p1_p6_a_planned_failover_by_sentinel_is_noticed(push: Any) -> None:
     """The holder renews at the new primary, and hands over there, long before the old one is demoted."""
     async with (
-        sentinels(tmp_path) as group,
+        SentinelTopology(down_after=PATIENT) as group,
         group.client() as client,
         group.client() as other,
         Coordinator(client, push=push) as sync,
@@ -49,7 +49,8 @@ async def test_p1_p6_a_planned_failover_by_sentinel_is_noticed(tmp_path: Path, p
         lease = await lock.acquire()
         waiter = asyncio.create_task(AsyncLock(elsewhere, "planned", ttl=30).acquire())
         await wait_until(waits(lock), FAST, timeout=15)
-        switched = await group.planned()
+        await group.fail_over()
+        switched = now()
 
         async with group.replica.client() as new:
 
@@ -70,12 +71,12 @@ async def test_p1_p6_a_planned_failover_by_sentinel_is_noticed(tmp_path: Path, p
 
 
 @pytest.mark.real
-async def test_p1_p6_what_the_old_primary_grants_meanwhile_ends_soon(tmp_path: Path) -> None:
+async def test_p1_p6_what_the_old_primary_grants_meanwhile_ends_soon() -> None:
     """A process has an idle connection and is granted a lock there. Once it moves it learns that another one has it."""
-    async with sentinels(tmp_path) as group, group.client() as client, Coordinator(client) as sync:
+    async with SentinelTopology(down_after=PATIENT) as group, group.client() as client, Coordinator(client) as sync:
         async with sync.lock("other"):
             pass
-        await group.planned()
+        await group.fail_over()
         old = await sync.lock("both", ttl=20).acquire()
         async with group.primary.client() as admin:
             if not await admin.exists("both"):
@@ -92,9 +93,9 @@ async def test_p1_p6_what_the_old_primary_grants_meanwhile_ends_soon(tmp_path: P
 
 
 @pytest.mark.real
-async def test_a_transaction_does_not_use_a_pooled_connection_to_the_old_primary(tmp_path: Path) -> None:
+async def test_a_transaction_does_not_use_a_pooled_connection_to_the_old_primary() -> None:
     """One was in use when Sentinel named the new primary, so redis-py did not close it with the idle ones."""
-    async with sentinels(tmp_path) as group, group.client() as client, Coordinator(client) as sync:
+    async with SentinelTopology(down_after=PATIENT) as group, group.client() as client, Coordinator(client) as sync:
         async with sync.lock("held"):  # so somebody asks Sentinel
             pool: Any = client.connection_pool
             connection = await pool.get_connection()

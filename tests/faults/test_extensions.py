@@ -19,12 +19,12 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, CommandRefused, Coordinator, LeaseLost, SyncError, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, anything
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
 from ..support.inside import load, lock_keys
 from ..support.primitives import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Client, Primitive
-from ..support.proxy import CUT_AFTER, ERROR, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
 from ..support.sharing import in_line
 from ..support.virtual import stall
 from ..support.wired import ACQUIRE, RELEASE, RENEW, SOON, Wired, wired
@@ -44,7 +44,7 @@ MARGIN = 0.3
 async def lost_with_an_extension_under_way(w: Wired, identity: str | None = None) -> BaseLease:
     """It was executed, and its answer is late, when the lease ends as far as its holder knows."""
     lease = await w.lock(ttl=3, auto_renew=False).acquire(identity=identity)
-    late = w.proxy.on(RENEW, HOLD_REPLY)
+    late = w.proxy.on(RENEW, Action.HOLD_REPLY)
     extending = asyncio.create_task(lease.extend(30))
     await asyncio.wait_for(lease.wait_lost(), 5)
     late.release.set()
@@ -80,7 +80,7 @@ async def test_p5_what_an_identity_has_is_left_alone(server: EmbeddedServer) -> 
 async def test_p5_a_release_without_an_answer_behind_an_extension(server: EmbeddedServer, mode: str) -> None:
     async with wired(server, mode, retry_for=30) as w:
         lease = await w.lock(ttl=4, auto_renew=False).acquire()
-        w.proxy.on(RENEW, SWALLOW_REPLY)
+        w.proxy.on(RENEW, Action.SWALLOW_REPLY)
         w.proxy.refuse = True  # once the connection is given up there is no other
         extending = asyncio.create_task(lease.extend(30))
         await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_p5_a_release_without_an_answer_behind_an_extension(server: Embedd
 async def test_extended_to_less_without_an_answer(server: EmbeddedServer, mode: str, kind: Primitive) -> None:
     async with wired(server, mode, kind=kind, retry_for=30) as w:
         lease = await w.lock(ttl=30, auto_renew=False).acquire()
-        w.proxy.on(RENEW, SWALLOW_REPLY, times=None)
+        w.proxy.on(RENEW, Action.SWALLOW_REPLY, times=None)
         shortening = asyncio.create_task(lease.extend(4))
         await asyncio.sleep(0)
         assert lease.remaining() <= 4
@@ -118,7 +118,7 @@ async def test_the_next_task_has_a_shorter_ttl(server: EmbeddedServer) -> None:
         first = await w.lock(ttl=30).acquire()
         waiting = asyncio.create_task(w.lock(ttl=4).acquire())
         await in_line(w.sync, 1, lock_keys(w.name.encode()).id)
-        w.proxy.on(RENEW, SWALLOW_REPLY, times=None)
+        w.proxy.on(RENEW, Action.SWALLOW_REPLY, times=None)
         await first.release()
         lease = await waiting
         other = await w.elsewhere().acquire(timeout=10)
@@ -136,7 +136,7 @@ async def test_p1_an_older_answer_makes_it_no_longer(
         lease = await w.lock(ttl=30, auto_renew=False).acquire()
         longer = asyncio.create_task(lease.extend(20))
         await asyncio.sleep(0)
-        w.proxy.on(RENEW, SWALLOW_REPLY, times=None, skip=1)
+        w.proxy.on(RENEW, Action.SWALLOW_REPLY, times=None, skip=1)
         later = [asyncio.create_task(lease.extend(ttl)) for ttl in ttls]
         await longer
         assert lease.remaining() <= 4
@@ -189,7 +189,7 @@ async def test_p1_a_late_copy_of_a_shorter_renewal(
     async with wired(server, mode, kind=kind, client=limited) as w:
         lease = await w.lock(ttl=20).acquire()
         await lease.extend(20)
-        rule = w.proxy.on(RENEW, HOLD, times=1)
+        rule = w.proxy.on(RENEW, Action.HOLD, times=1)
         await lease.extend(1)  # by its second copy
         await lease.extend(20)
         assert lease.remaining() <= 1
@@ -211,7 +211,7 @@ async def test_p5_a_late_copy_of_an_acquire_that_was_undone(server: EmbeddedServ
     for mode, kind in product(("link", "plain"), KINDS):
         async with wired(server, mode, kind=kind, client=limited, name=f"undone {mode} {kind}") as w:
             await (await w.lock().acquire()).release()
-            rule = w.proxy.on(ACQUIRE, HOLD, times=1)
+            rule = w.proxy.on(ACQUIRE, Action.HOLD, times=1)
             request = asyncio.create_task(w.lock(ttl=60).acquire())
             await rule.fired.wait()
             w.proxy.refuse = True
@@ -231,7 +231,7 @@ async def test_p4_a_late_release_does_not_free_the_lock_of_the_next_holder(serve
     """Sent in good time, in flight for longer than the ttl: the server looks at its token."""
     async with wired(server, **PATIENT) as w:
         lease = await w.lock(ttl=2).acquire()
-        late = w.proxy.on(RELEASE, HOLD)
+        late = w.proxy.on(RELEASE, Action.HOLD)
         releasing = asyncio.create_task(lease.release())
         await late.fired.wait()
         other = await w.elsewhere().acquire(timeout=5)
@@ -247,7 +247,7 @@ async def test_p4_a_late_release_does_not_free_the_lock_of_the_next_holder(serve
 async def test_p3_a_lease_that_ends_sooner_here_than_at_the_server_is_given_back(server: EmbeddedServer) -> None:
     async with wired(server, "plain") as w:
         lease = await w.lock(ttl=5, auto_renew=False).acquire()
-        w.proxy.on(RENEW, CUT_AFTER, times=1)
+        w.proxy.on(RENEW, Action.CUT_AFTER, times=1)
         await lease.extend(1)
         await lease.extend(60)
         assert lease.remaining() <= 1
@@ -260,7 +260,7 @@ async def test_a_release_that_failed_and_an_extension_then(server: EmbeddedServe
     """It is held for as long as it was extended to."""
     async with wired(server) as w:
         lease = await w.lock(ttl=7).acquire()
-        w.proxy.on(RELEASE, ERROR("OOM command not allowed when used memory > 'maxmemory'."), times=1)
+        w.proxy.on(RELEASE, Action.answer_error("OOM command not allowed when used memory > 'maxmemory'."), times=1)
         with pytest.raises(CommandRefused):
             await lease.release()
         await lease.extend(30)
@@ -276,7 +276,7 @@ async def test_p6_a_release_that_failed_ends_with_its_lease(server: EmbeddedServ
         lease = await w.lock(ttl=1).acquire()
         lost = asyncio.create_task(lease.wait_lost())
         await asyncio.sleep(0)
-        w.proxy.on(anything, SWALLOW_REQUEST, times=None)
+        w.proxy.on(anything, Action.SWALLOW_REQUEST, times=None)
         with pytest.raises(Unreachable):
             await lease.release()
         assert lease.remaining() > 0
@@ -295,7 +295,7 @@ async def test_there_is_no_copy_of_a_connection_that_was_killed(
         if monitored:
             await monitor.psubscribe("*")
         lease = await w.lock(ttl=20, auto_renew=False).acquire()
-        w.proxy.on(RENEW, HOLD, times=1)
+        w.proxy.on(RENEW, Action.HOLD, times=1)
         await lease.extend(1)  # by its second copy
         await lease.extend(20)
         assert lease.remaining() > 15

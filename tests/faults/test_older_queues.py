@@ -9,7 +9,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +25,13 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import FaultProxy
+from redis_sync_aio.testing.servers import SentinelTopology
 
 from ..support.body import FAST, waits
-from ..support.clusters import cluster, processes
 from ..support.inside import hub_of, lock_keys, permit_keys
 from ..support.primitives import Exclusive
-from ..support.proxy import FaultProxy
-from ..support.sentinels import DOWN_AFTER, sentinels
+from ..support.topologies import Nodes, processes
 from ..support.views import holder_of
 
 NAME = "older"
@@ -193,10 +192,10 @@ async def test_p3_a_waiter_that_waits_on_has_a_new_place() -> None:
 
 
 @pytest.mark.real
-async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
+async def test_p3_a_replica_that_lagged() -> None:
     """Sentinel promotes a replica that knows nothing of what was served lately."""
     async with (
-        sentinels(tmp_path, DOWN_AFTER) as group,
+        SentinelTopology() as group,
         group.client() as first,
         group.client() as second,
         Coordinator(first, claim=CLAIM) as sync,
@@ -210,7 +209,7 @@ async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
         await sync.lock("something else").acquire()
         group.primary.kill()
         group.replica.resume()
-        await group.switched()
+        await group.promoted(any_sentinel=True)
         await wait_until(connected(sync, 2), FAST, timeout=10)
         await free(AsyncLock(other, NAME))
         await granted_soon(AsyncLock(other, NAME))
@@ -220,13 +219,13 @@ async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
 @pytest.mark.real
 async def test_p3_a_replica_of_a_shard_that_lagged() -> None:
     """The same in a cluster."""
-    async with cluster(replicas=1) as nodes, processes(nodes, claim=CLAIM) as (sync, other):
+    async with Nodes(replicas=1) as nodes, processes(nodes, claim=CLAIM) as (sync, other):
         name, primary, replica = nodes.name_at(0), nodes.primaries[0], nodes.replicas[0]
         queue = Queue(lambda: AsyncLock(sync, name))
         await queue.line_up(AsyncLock(other, name, ttl=1, auto_renew=False))
-        await nodes.say(primary, "WAIT", 1, 5000)
+        await nodes.call(primary, "WAIT", 1, 5000)
         replica.pause()
-        await nodes.say(primary, "CLIENT", "KILL", "TYPE", "replica")
+        await nodes.call(primary, "CLIENT", "KILL", "TYPE", "replica")
         await queue.serve()
         await sync.lock(nodes.name_at(0, "else")).acquire()
         opened = sync.connections

@@ -17,12 +17,12 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy, script
 
 from ..support.body import FAST, waits
 from ..support.inside import load
 from ..support.pairwise import first_of
 from ..support.processes import Answer, Child, Crew, Failed
-from ..support.proxy import HOLD, HOLD_REPLY, FaultProxy, script
 from ..support.sharing import turns
 from ..support.views import holder_of, tokens
 
@@ -227,10 +227,10 @@ async def test_p1_a3_killed_between_grant_and_bookkeeping(
         holder = await lock.acquire()
         await child.open(proxy.url, claim=TTL)
         if pushed:
-            rule = proxy.on_push(lambda _: True, HOLD)
+            rule = proxy.on_push(lambda _: True, Action.HOLD)
         else:
             await holder.release()
-            rule = proxy.on(script(load("lock/acquire").sha), HOLD_REPLY)
+            rule = proxy.on(script(load("lock/acquire").sha), Action.HOLD_REPLY)
         grant = child.acquire(lock.name, TTL)
         if pushed:
             await wait_until(waits(lock), FAST, timeout=PATIENCE)

@@ -19,6 +19,7 @@ from redis_sync_aio import AsyncLock, AsyncMultiLock, CommandRefused, Coordinato
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
 from redis_sync_aio.instrumentation import Event, Lost, observe_all
+from redis_sync_aio.testing.faults import Action
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
@@ -40,7 +41,6 @@ from ..support.primitives import (
     Primitive,
     each,
 )
-from ..support.proxy import ERROR, SWALLOW_REPLY
 from ..support.virtual import stall
 from ..support.wired import RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -155,7 +155,7 @@ async def test_the_latest_answer_counts_when_one_of_several_is_refused(server: E
     """Three extensions at the same time; the second is refused: it lasts as the others say."""
     async with wired(server, kind=kind) as w:
         lease = await w.lock(ttl=300, auto_renew=False).acquire()
-        w.proxy.on(RENEW, ERROR("ERR not now"), skip=1)
+        w.proxy.on(RENEW, Action.answer_error("ERR not now"), skip=1)
         extensions = [asyncio.create_task(lease.extend(ttl)) for ttl in (200, 1, 100)]
         await asyncio.sleep(0)
         assert lease.remaining() <= 1
@@ -175,13 +175,13 @@ async def test_a_refusal_does_not_restore_what_another_one_may_have_cut(
     async with wired(server, kind=kind) as w:
         lease = await w.lock(ttl=30, auto_renew=False).acquire()
         silent = True
-        w.proxy.on(lambda args: silent and RENEW(args), SWALLOW_REPLY, times=None)
+        w.proxy.on(lambda args: silent and RENEW(args), Action.SWALLOW_REPLY, times=None)
         with pytest.raises(Unreachable):
             await lease.extend(20)
         silent, left = False, lease.remaining()
         assert left < 20
         await w.lock().statistics()  # there is a connection again
-        w.proxy.on(RENEW, ERROR("ERR not now"))
+        w.proxy.on(RENEW, Action.answer_error("ERR not now"))
         with pytest.raises(CommandRefused):
             await lease.extend(1)
         assert left - 5 < lease.remaining() <= left
@@ -270,7 +270,7 @@ async def test_one_line_for_each_renewal_that_is_refused_for_long(
 async def test_a_refusal_that_is_soon_over_leaves_no_line(server: EmbeddedServer, told: Told, mode: str) -> None:
     """A slot that moves, or a failover: the next attempt succeeds, and there is nothing to do about it."""
     async with wired(server, mode=mode) as w, w.lock(ttl=3) as lease:
-        refused = w.proxy.on(RENEW, ERROR("TRYAGAIN the slot moves"), times=2)
+        refused = w.proxy.on(RENEW, Action.answer_error("TRYAGAIN the slot moves"), times=2)
         await wait_until(lambda: refused.acted == 2, FAST, timeout=20)
         await wait_until(lambda: lease.remaining() > 2.5, FAST, timeout=20)
     assert not told("renewal_refused")

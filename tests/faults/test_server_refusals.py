@@ -21,10 +21,10 @@ from redis.backoff import NoBackoff
 from redis_sync_aio import AsyncSemaphore, CommandRefused, Coordinator, Lease, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied, PushUnavailable, WrongKeyType
+from redis_sync_aio.testing.faults import Action, FaultProxy
 
 from ..support.body import waits
 from ..support.inside import hub_of, now
-from ..support.proxy import ERROR, Action, FaultProxy
 from ..support.served import NAME, ORDERS, Served, everything, modes, say, served, served_to, user
 from ..support.views import holder_of
 from ..support.wired import MODES, RESPONSE_TIMEOUT, SOON, timed
@@ -347,7 +347,7 @@ async def test_a_proxy_that_knows_data_commands_only(
     """P10: and PING, as Envoy."""
     known = {word.encode() for word in DATA.split()}
     async with FaultProxy(server) as proxy, two_on(lambda: proxy.client(protocol=2)) as (sync, other):
-        proxy.on(lambda words: words[0].upper() not in known, ERROR("ERR unknown command"), times=None)
+        proxy.on(lambda words: words[0].upper() not in known, Action.answer_error("ERR unknown command"), times=None)
         await contend(sync, other, caplog, POLLS)
 
 
@@ -358,7 +358,7 @@ async def test_a_server_whose_data_have_no_history(
     async with FaultProxy(server) as proxy, two_on(proxy.client) as (sync, other):
         proxy.on("INFO", Action(reply=lambda it: it.rewrite(lambda _: b"$0\r\n\r\n")), times=None)
         for command in ("CLIENT ID", "CLIENT KILL", "PUBSUB"):
-            proxy.on(command, ERROR("ERR unknown command"), times=None)
+            proxy.on(command, Action.answer_error("ERR unknown command"), times=None)
         await contend(sync, other, caplog, "")
         await proxy.cut()
         await contend(sync, other, caplog, "")

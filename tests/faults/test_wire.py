@@ -33,6 +33,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
+from redis_sync_aio.testing.faults import Action, Match, Rule, anything, script
 
 from ..support.body import waits
 from ..support.inside import load, parties
@@ -47,21 +48,6 @@ from ..support.primitives import (
     WATCHED_LOCK,
     Client,
     Primitive,
-)
-from ..support.proxy import (
-    CUT_AFTER,
-    CUT_BEFORE,
-    DELAY,
-    DELAY_REPLY,
-    DUPLICATE,
-    ERROR,
-    PASS,
-    SWALLOW_REPLY,
-    Action,
-    Match,
-    Rule,
-    anything,
-    script,
 )
 from ..support.views import holder_of, readers_of, writer_of
 from ..support.wire_sweep import (
@@ -296,7 +282,7 @@ async def test_p4_a_release_that_was_done_in_part_is_tried_again(server: Embedde
         lock = AsyncMultiLock(w.sync, names)
         lease = await lock.acquire()
         refused = names[which].encode()
-        w.proxy.on(lambda args: RELEASE(args) and refused in args, ERROR("NOPERM not permitted"))
+        w.proxy.on(lambda args: RELEASE(args) and refused in args, Action.answer_error("NOPERM not permitted"))
         with pytest.raises(PermissionDenied):
             await lease.release()
         assert lease.remaining() > 0
@@ -408,7 +394,7 @@ async def test_a_waiter_gets_in_however_late_the_push_comes(
             return await w.direct.zcard("{late}:event:queue") == 1
 
         await wait_until(there, SOON, timeout=30)
-        rule = w.proxy.on_push(anything, DELAY(1.0))
+        rule = w.proxy.on_push(anything, Action.delay(1.0))
         await sound.set()
         await sound.clear()
         assert await waiting
@@ -423,7 +409,7 @@ async def test_a_party_passes_however_late_the_answer_comes(
     async with wired(server, name="late", kind=SEMAPHORE, response_timeout=30) as w, asyncio.timeout(60):
         late, sound = AsyncBarrier(w.sync, "late", 2), AsyncBarrier(w.other, "late", 2)
         assert not await late.broken()  # its connection is there
-        rule = w.proxy.on(script(JOIN.sha), DELAY_REPLY(1.0))
+        rule = w.proxy.on(script(JOIN.sha), Action.delay_reply(1.0))
         first = asyncio.create_task(sound.wait())
         await wait_until(joined(sound), SOON, timeout=30)
         assert (await late.wait(), await first) == (1, 0)
@@ -483,7 +469,7 @@ async def test_sweep_of_the_whole(server: EmbeddedServer, mode: str) -> None:
     """C1-C5: the 1st, 2nd, … command of connecting, acquiring and releasing: 220 faults in the 3 modes."""
     faults = WIRE | {"LOADING": ANSWERS["LOADING"]}
     async with wired(server, mode, response_timeout=5, client={"socket_timeout": 5}) as w:  # so that it repeats nothing
-        await hold(w, lambda _: w.proxy.on(anything, PASS))
+        await hold(w, lambda _: w.proxy.on(anything, Action.PASS))
         commands = sum(w.proxy.commands.values())
     cases = [Case(hold, mode, fault, faults[fault], skip) for skip in range(commands) for fault in faults]
     connecting = 9 if int(version("redis").split(".")[0]) >= 8 else 8  # redis-py 7 sends one command less
@@ -511,7 +497,7 @@ def faults_at(command: bytes) -> dict[str, Action]:
     """
     if command == b"WATCH":
         return WIRE | {name: action for name, action in ANSWERS.items() if name != "NOSCRIPT"}
-    return {name: action for name, action in WIRE.items() if action is not DUPLICATE or command == b"EXEC"}
+    return {name: action for name, action in WIRE.items() if action is not Action.DUPLICATE or command == b"EXEC"}
 
 
 TALKING = [operation for operation in OPERATIONS if operation is not try_acquire]
@@ -557,7 +543,7 @@ async def cancelled_while_it_asks(w: Wired, arm: Arm) -> None:
     await ours(w).statistics()  # connected
     rule = arm(ACQUIRE)
     acquiring = asyncio.create_task(ours(w).acquire(weight=2))
-    await rule.fired.wait() if rule.action is not PASS else await asyncio.sleep(0)
+    await rule.fired.wait() if rule.action is not Action.PASS else await asyncio.sleep(0)
     acquiring.cancel()
     await asyncio.wait([acquiring])
 
@@ -581,9 +567,9 @@ async def timed_out(w: Wired, arm: Arm) -> None:
 
 
 COPIED: tuple[tuple[Callable[[Wired, Arm], Awaitable[None]], Action], ...] = (
-    *product((repeated_and_released,), (CUT_AFTER, CUT_BEFORE, SWALLOW_REPLY, ANSWERS["LOADING"])),
-    *product((queued_and_released, cancelled_while_it_asks), (CUT_AFTER, SWALLOW_REPLY)),
-    *product((cancelled_while_queued, timed_out), (PASS, CUT_AFTER)),
+    *product((repeated_and_released,), (Action.CUT_AFTER, Action.CUT_BEFORE, Action.SWALLOW_REPLY, ANSWERS["LOADING"])),
+    *product((queued_and_released, cancelled_while_it_asks), (Action.CUT_AFTER, Action.SWALLOW_REPLY)),
+    *product((cancelled_while_queued, timed_out), (Action.PASS, Action.CUT_AFTER)),
 )
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, Passage, Rule, anything
 from redis_sync_aio.types import BaseLease
 
 from ..support.primitives import KINDS, SHARED, Primitive
-from ..support.proxy import CUT_AFTER, DELAY_REPLY, HOLD_REPLY, PASS, Action, Passage, Rule, anything
 from ..support.wired import ACQUIRE, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -29,7 +29,9 @@ AHEAD = 15_000_000
 kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 all_kinds = pytest.mark.parametrize("kind", [*KINDS, *SHARED], ids=str)
 identities = pytest.mark.parametrize("identity", [None, "me"])
-actions = pytest.mark.parametrize("action", [PASS, CUT_AFTER, DELAY_REPLY(0.1)], ids=["heard", "cut", "late"])
+actions = pytest.mark.parametrize(
+    "action", [Action.PASS, Action.CUT_AFTER, Action.delay_reply(0.1)], ids=["heard", "cut", "late"]
+)
 
 
 def _ahead(push: bytes) -> bytes:
@@ -97,7 +99,7 @@ async def test_p6_so_for_an_identity(server: EmbeddedServer, kind: Primitive, ac
 @identities
 async def test_p5_cancelled_while_it_asks(server: EmbeddedServer, kind: Primitive, identity: str | None) -> None:
     """The grant was new, so it is given back; also that of an identity, though the answer speaks of what it has."""
-    async with handed(server, kind, HOLD_REPLY, identity) as it:
+    async with handed(server, kind, Action.HOLD_REPLY, identity) as it:
         await it.question.fired.wait()
         it.waiting.cancel()
         await asyncio.wait([it.waiting])

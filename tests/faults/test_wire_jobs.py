@@ -31,10 +31,10 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import RunInterrupted
 from redis_sync_aio.jobs import OnCrash
 from redis_sync_aio.testing import steal
+from redis_sync_aio.testing.faults import Action, Rule, anything
 
 from ..support.pairwise import first_of
 from ..support.primitives import LOCK, SEMAPHORE, Exclusive, Primitive
-from ..support.proxy import CUT_AFTER, ERROR, HOLD, PASS, Rule, anything
 from ..support.wire_sweep import WIRE, Arm, Case, Operation, failures, sweep
 from ..support.wired import MARK, MODES, RETRY_FOR, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -184,7 +184,7 @@ async def test_every_fault_at_every_command(server: EmbeddedServer, operation: O
         def count(_: object) -> Any:
             nonlocal before
             before = sum(w.proxy.commands.values())
-            return w.proxy.on(anything, PASS)
+            return w.proxy.on(anything, Action.PASS)
 
         await operation(w, count)
         commands = sum(w.proxy.commands.values()) - before
@@ -219,9 +219,9 @@ async def test_a_mark_that_is_never_answered(server: EmbeddedServer, loss: str) 
 
         def arm(_: object) -> Rule:
             found = loss == "found by a repetition"
-            rules.append(w.proxy.on(MARK, CUT_AFTER, times=2 if found else None, skip=1))  # the first one reads
+            rules.append(w.proxy.on(MARK, Action.CUT_AFTER, times=2 if found else None, skip=1))  # the first one reads
             if found:
-                rules.append(w.proxy.on(MARK, HOLD, times=1, skip=1))  # the third that writes
+                rules.append(w.proxy.on(MARK, Action.HOLD, times=1, skip=1))  # the third that writes
             return rules[0]
 
         running = asyncio.create_task(once_or_skipped(w, arm))
@@ -246,7 +246,7 @@ async def test_the_error_of_a_request_is_raised_though_its_mark_cannot_be_delete
 
         @idempotent(w.sync, w.name, on_crash="raise")
         async def work() -> None:
-            w.proxy.on(MARK, ERROR("NOPERM not any more"), times=None)
+            w.proxy.on(MARK, Action.answer_error("NOPERM not any more"), times=None)
             raise ValueError("it failed")
 
         with pytest.raises(ValueError, match="it failed") as failed:

@@ -26,27 +26,13 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
+from redis_sync_aio.testing.faults import Action, FaultProxy, anything, arg, command, script
 from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.inside import Connection, Link, hub_of, load, now, permit_keys
 from ..support.primitives import WATCHED_LOCK, Client
-from ..support.proxy import (
-    CUT_AFTER,
-    CUT_BEFORE,
-    DROP,
-    ERROR,
-    HOLD,
-    HOLD_REPLY,
-    PASS,
-    SWALLOW_REPLY,
-    FaultProxy,
-    anything,
-    arg,
-    command,
-    script,
-)
 from ..support.views import tokens
 from ..support.wire_sweep import ANSWERS
 from ..support.wired import (
@@ -95,7 +81,7 @@ async def test_rechecks_come_first(server: EmbeddedServer) -> None:
         looking = asyncio.create_task(w.sync.lock("new").statistics())
         late = asyncio.create_task(w.sync.lock("new").acquire())
         await asyncio.sleep(0)  # both have asked
-        w.proxy.on(note, DROP)
+        w.proxy.on(note, Action.DROP)
         w.proxy.refuse = False
         new = await late
         await looking
@@ -151,7 +137,7 @@ async def test_lost_push_is_healed(server: EmbeddedServer, ttl: float, poll_cap:
         holder = await w.elsewhere(ttl=ttl, auto_renew=False).acquire()
         waiting = asyncio.create_task(w.lock().acquire())
         await w.queued()
-        lost = w.proxy.on_push(anything, DROP)
+        lost = w.proxy.on_push(anything, Action.DROP)
         await holder.release()
         begin = now()
         lease = await waiting
@@ -274,8 +260,8 @@ async def test_clean_up_is_not_overtaken(server: EmbeddedServer, mode: str) -> N
     """P5, B4: a request that is in flight for long, and arrives after what undid it, takes nothing."""
     async with wired(server, mode) as w:
         await (await w.lock().acquire()).release()
-        late = w.proxy.on(ACQUIRE, HOLD)
-        undone = w.proxy.on(RELEASE, PASS)
+        late = w.proxy.on(ACQUIRE, Action.HOLD)
+        undone = w.proxy.on(RELEASE, Action.PASS)
         acquiring = asyncio.create_task(w.lock().acquire())
         await late.fired.wait()
         acquiring.cancel()
@@ -314,14 +300,14 @@ async def test_no_answer_to_the_script_itself(server: EmbeddedServer, mode: str)
     """P4, C3, D3: the server does not know the script, takes its source, and is not heard: that is no refusal."""
     async with wired(server, mode) as w:
         w.proxy.on(ACQUIRE, ANSWERS["NOSCRIPT"])
-        unheard = w.proxy.on("EVAL", SWALLOW_REPLY)
+        unheard = w.proxy.on("EVAL", Action.SWALLOW_REPLY)
         lease = await w.lock().acquire()
         assert unheard.acted == 1
         await w.check_held(lease)
         await lease.release()  # in full, behind an acquire that got no answer
         lease = await w.lock().acquire()
         w.proxy.on(RELEASE, ANSWERS["NOSCRIPT"])
-        unheard = w.proxy.on("EVAL", SWALLOW_REPLY)
+        unheard = w.proxy.on("EVAL", Action.SWALLOW_REPLY)
         await lease.release()
         assert unheard.acted == 1
         await w.check_free(lease.fence)
@@ -334,7 +320,7 @@ async def test_refused_after_a_lost_grant(server: EmbeddedServer, code: str) -> 
     Nobody says that nothing was changed.
     """
     async with wired(server, retry_for=0.4) as w:
-        w.proxy.on(ACQUIRE, CUT_AFTER)
+        w.proxy.on(ACQUIRE, Action.CUT_AFTER)
         later = w.proxy.on(ACQUIRE, ANSWERS[code], times=None)
         with pytest.raises(Unreachable, match=f"before that it answered {code}"):
             await w.lock().acquire()
@@ -368,7 +354,7 @@ async def test_force_release_is_sent_once(server: EmbeddedServer, mode: str) -> 
         holder = await w.elsewhere().acquire()
         waiting = asyncio.create_task(w.elsewhere().acquire())
         await w.queued()
-        sent = w.proxy.on(FORCE, CUT_AFTER)
+        sent = w.proxy.on(FORCE, Action.CUT_AFTER)
         with pytest.raises(Exception, match=r"may have been executed or not|did not answer"):
             await AsyncLock(w.sync, w.name).force_release()
         following = await waiting
@@ -468,7 +454,7 @@ async def test_only_our_own_old_connection_is_killed(
         assert newest is not None
         link._handshake._newest = ("elsewhere", 1) if lives == "elsewhere" else newest[0], known
         if lives == "longer":  # the first connection that would kill it is cut before
-            w.proxy.on("PUBSUB", CUT_BEFORE)
+            w.proxy.on("PUBSUB", Action.CUT_BEFORE)
         await reconnected(w)
         assert link.alone is (lives != "elsewhere")
 
@@ -490,13 +476,13 @@ async def test_p1_p6_by_watch_the_time_of_a_talk_is_its_own(server: EmbeddedServ
             await (await w.lock(ttl=5).acquire()).release()
             acquiring = asyncio.create_task(w.lock(ttl=5, auto_renew=False).acquire())
             for _ in range(8):  # until the pause is at its longest
-                rule = w.proxy.on(command("EXEC"), HOLD, times=1)
+                rule = w.proxy.on(command("EXEC"), Action.HOLD, times=1)
                 await rule.fired.wait()
                 await w.direct.set(fence, await w.direct.get(fence) or b"")
                 rule.release.set()
             await asyncio.sleep(0.001)
             await w.proxy.cut()
-            slow = w.proxy.on(command("EXEC"), HOLD_REPLY, skip=1, times=1)  # the first: a proof
+            slow = w.proxy.on(command("EXEC"), Action.HOLD_REPLY, skip=1, times=1)  # the first: a proof
             await slow.fired.wait()
             await asyncio.sleep(0.03)
             slow.release.set()
@@ -557,7 +543,11 @@ async def sync(proxy: FaultProxy) -> AsyncIterator[Coordinator]:
 
 
 def no_more_pushes(proxy: FaultProxy) -> None:
-    proxy.on("SUBSCRIBE", ERROR("NOPERM this user has no permissions to run the 'subscribe' command"), times=None)
+    proxy.on(
+        "SUBSCRIBE",
+        Action.answer_error("NOPERM this user has no permissions to run the 'subscribe' command"),
+        times=None,
+    )
 
 
 @pytest.mark.parametrize("kind", LOCKS)
@@ -566,7 +556,7 @@ async def test_p4_granted_and_the_answer_lost(proxy: FaultProxy, sync: Coordinat
     lock = LOCKS[kind](sync)
     await (await lock.acquire()).release()
     for name in ("lock/acquire", "lock/acquire_all"):
-        proxy.on(script(load(name).sha), CUT_AFTER)
+        proxy.on(script(load(name).sha), Action.CUT_AFTER)
     no_more_pushes(proxy)
     lease = await lock.acquire(timeout=timeout)
     lease.check()

@@ -14,9 +14,9 @@ import pytest
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action
 from redis_sync_aio.types import BaseLease
 
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, PASS
 from ..support.wired import ACQUIRE, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -58,7 +58,9 @@ async def first_of(task: asyncio.Task[BaseLease], *others: asyncio.Task[BaseLeas
 
 
 @engines
-@pytest.mark.parametrize("coming_back", [PASS, CUT_BEFORE, CUT_AFTER], ids=["back", "request lost", "reply lost"])
+@pytest.mark.parametrize(
+    "coming_back", [Action.PASS, Action.CUT_BEFORE, Action.CUT_AFTER], ids=["back", "request lost", "reply lost"]
+)
 async def test_a_heavy_waiter_that_is_cut_while_others_settle_is_ahead_of_those_that_came_later(
     server: EmbeddedServer, engine: Engine, coming_back: Any
 ) -> None:
@@ -75,7 +77,7 @@ async def test_a_heavy_waiter_that_is_cut_while_others_settle_is_ahead_of_those_
             await waiters(theirs, 1)
             rule = w.proxy.on(ACQUIRE, coming_back) if engine == "lua" else None
         await waiters(theirs, 2)
-        if rule is not None and coming_back is not PASS:
+        if rule is not None and coming_back is not Action.PASS:
             assert rule.acted
             await wait_until(lambda: w.sync.connections > opened + 1, SOON, timeout=15)
         await one.release()

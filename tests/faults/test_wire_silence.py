@@ -11,12 +11,11 @@ from redis.crc import key_slot
 
 from redis_sync_aio import Coordinator, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing.faults import Action
+from redis_sync_aio.testing.faults import Action, FaultProxy, anything, command
 
-from ..support.clusters import EVEN, SHARDS, Nodes
 from ..support.inside import now
-from ..support.proxy import HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, FaultProxy, anything, command
 from ..support.routing import RoutingProxy
+from ..support.topologies import EVEN, SHARDS, Nodes
 from ..support.virtual import stall
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -43,7 +42,7 @@ async def test_the_first_requests_after_a_silence_are_served(server: EmbeddedSer
         dropped = proxy.connections
         await asyncio.sleep(silence)
         for _ in range(dropped):
-            proxy.on(anything, SWALLOW_REQUEST, times=1)
+            proxy.on(anything, Action.SWALLOW_REQUEST, times=1)
         begun = now()
         leases = await asyncio.gather(*[lock.acquire(timeout=TIMEOUT * 3) for lock in locks])
         assert now() - begun < TIMEOUT * 2
@@ -71,7 +70,7 @@ async def test_a_stall_of_the_loop_is_no_silence_of_the_server(server: EmbeddedS
     async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client, retry_for=60) as sync:
         lock = sync.lock("stalled")
         await (await lock.acquire()).release()
-        answer = proxy.on("EVALSHA", HOLD_REPLY)
+        answer = proxy.on("EVALSHA", Action.HOLD_REPLY)
         acquiring = asyncio.create_task(lock.acquire())
         await answer.fired.wait()
         stall(20)
@@ -101,10 +100,10 @@ async def _without(server: EmbeddedServer, number: int, again: bool) -> bool:
         lock = sync.lock(f"swallowed:{again}:{number}")
         if again:
             await (await lock.acquire()).release()
-            rule = proxy.on(anything, SWALLOW_REPLY, skip=number)
+            rule = proxy.on(anything, Action.SWALLOW_REPLY, skip=number)
             await proxy.cut()
         else:
-            rule = proxy.on(anything, SWALLOW_REPLY, skip=number)
+            rule = proxy.on(anything, Action.SWALLOW_REPLY, skip=number)
         await (await lock.acquire()).release()
         return rule.acted == 1
 
@@ -140,7 +139,7 @@ async def test_each_server_behind_a_proxy_gets_a_forgotten_script(nodes: Nodes) 
     ):
         leases = [await sync.lock(f"n{number}").acquire() for number in range(60)]
         for node in nodes.primaries:
-            await nodes.say(node, "SCRIPT", "FLUSH")
+            await nodes.call(node, "SCRIPT", "FLUSH")
         sent.clear()
         await asyncio.gather(*[lease.release() for lease in leases])
         assert max(sent.values()) <= 3

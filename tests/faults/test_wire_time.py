@@ -13,24 +13,12 @@ import pytest
 from redis_sync_aio import AcquireTimeout, CommandRefused, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
+from redis_sync_aio.testing.faults import Action, Match, anything
 from redis_sync_aio.types import BaseLease
 
 from ..support.body import for_ever, lost_in
 from ..support.inside import cohort_of, hub_of, now
 from ..support.primitives import KINDS, WATCHED, Primitive
-from ..support.proxy import (
-    CUT_AFTER,
-    CUT_BEFORE,
-    DELAY,
-    DELAY_REPLY,
-    ERROR,
-    HOLD,
-    HOLD_REPLY,
-    SWALLOW_REPLY,
-    SWALLOW_REQUEST,
-    Match,
-    anything,
-)
 from ..support.sharing import process_grant_of
 from ..support.virtual import stall
 from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, timed, wired
@@ -63,12 +51,12 @@ async def test_a_deadline_counts_from_before_the_send(server: EmbeddedServer, mo
     # Patient: a request that is repeated has an answer that is not delayed.
     async with wired(server, mode, response_timeout=2, client={"socket_timeout": 2}) as w:
         begin = now()
-        w.proxy.on(ACQUIRE, DELAY_REPLY(late))
+        w.proxy.on(ACQUIRE, Action.delay_reply(late))
         lease = await w.lock(ttl=9).acquire()
         assert begin + 9 <= lease._grant.deadline <= now() - late + 9
 
         first, begin = lease._grant.deadline, now()
-        rule = w.proxy.on(RENEW, DELAY_REPLY(late))
+        rule = w.proxy.on(RENEW, Action.delay_reply(late))
         await rule.fired.wait()
         await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=15)
         assert begin + 9 <= lease._grant.deadline <= now() - late + 9
@@ -76,7 +64,7 @@ async def test_a_deadline_counts_from_before_the_send(server: EmbeddedServer, mo
         await lease.release()
 
         lease = await w.lock(ttl=9, auto_renew=False).acquire()
-        w.proxy.on(RENEW, DELAY_REPLY(late))
+        w.proxy.on(RENEW, Action.delay_reply(late))
         await lease.extend(5)
         assert 4 < lease.remaining() <= 5 - late
         await lease.release()
@@ -87,7 +75,7 @@ async def test_a_renewal_does_not_undo_an_extension(server: EmbeddedServer, mode
     """P6: a renewal that falls due while the extension is in flight leaves the lease as long as extended."""
     async with asyncio.timeout(60), wired(server, mode, response_timeout=20, client={"socket_timeout": 20}) as w:
         lease = await w.lock(ttl=1.5).acquire()
-        sent = w.proxy.on(RENEW, HOLD_REPLY)
+        sent = w.proxy.on(RENEW, Action.HOLD_REPLY)
         extending = asyncio.create_task(lease.extend(60))
         await sent.fired.wait()
         with suppress(TimeoutError):  # a renewal is due after a third of the ttl, if there is to be one
@@ -105,10 +93,10 @@ async def test_the_deadline_of_a_late_push(server: EmbeddedServer) -> None:
     late = 0.2
     async with wired(server, claim=5) as w:
         holder = await w.elsewhere().acquire()
-        w.proxy.on(ACQUIRE, DELAY_REPLY(late / 2))
+        w.proxy.on(ACQUIRE, Action.delay_reply(late / 2))
         waiting = asyncio.create_task(w.lock(ttl=5).acquire())
         await w.queued()
-        w.proxy.on_push(anything, DELAY(late))
+        w.proxy.on_push(anything, Action.delay(late))
         await holder.release()
         lease = await waiting
         assert 4 < lease.remaining() <= 5 - late
@@ -125,7 +113,7 @@ async def _is_renewed(lease: BaseLease) -> None:
 async def test_a_reply_later_than_the_ttl_is_no_grant(server: EmbeddedServer, mode: str, ttl: float) -> None:
     """P1, D12: somebody else had the lock meanwhile; we queue behind, and what we get then is a real lease."""
     async with wired(server, mode, response_timeout=20, client={"socket_timeout": 20}, retry_for=30) as w:
-        rule = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        rule = w.proxy.on(ACQUIRE, Action.HOLD_REPLY)
         acquiring = asyncio.create_task(w.lock(ttl=ttl).acquire())
         await rule.fired.wait()
         token = await w.direct.get(w.name)
@@ -150,7 +138,7 @@ async def test_a_push_later_than_the_ttl_is_no_grant(server: EmbeddedServer) -> 
         waiting = asyncio.create_task(w.lock(ttl=4).acquire())
         await w.queued()
         for _ in range(2):  # the second one longer than `retry_for` after the first
-            rule = w.proxy.on_push(anything, HOLD)
+            rule = w.proxy.on_push(anything, Action.HOLD)
             await holder.release()
             await rule.fired.wait()
             holder = await w.elsewhere().acquire(timeout=20)
@@ -173,7 +161,7 @@ async def test_p1_a_claim_that_is_almost_over_is_no_grant(server: EmbeddedServer
         holder = await w.elsewhere(ttl=20).acquire()
         waiting = asyncio.create_task(w.lock(ttl=20).acquire())
         await w.queued()
-        late = w.proxy.on_push(anything, DELAY(9.9))  # of 10, of which the fiftieth part is 0.2
+        late = w.proxy.on_push(anything, Action.delay(9.9))  # of 10, of which the fiftieth part is 0.2
         await holder.release()
         lease = await waiting
         assert late.acted
@@ -300,7 +288,7 @@ async def test_short_partition_loses_nothing(server: EmbeddedServer, mode: str, 
     """P6: unknown is not lost; healed before the deadline, the lease goes on."""
     async with wired(server, mode) as w:
         lease = await w.lock(ttl=1.5).acquire()
-        renewal = w.proxy.on(RENEW, HOLD)  # the 1st renewal meets the partition
+        renewal = w.proxy.on(RENEW, Action.HOLD)  # the 1st renewal meets the partition
         await renewal.fired.wait()
         await part(w, kind)
         first = lease._grant.deadline
@@ -322,7 +310,7 @@ async def test_an_undoing_is_tried_for_a_minute(server: EmbeddedServer, mode: st
     async with wired(server, mode, retry_for=0.3) as w:
         holder = await w.elsewhere(ttl=60).acquire() if what == "a place in the queue" else None
         bystander = await w.sync.lock("bystander", ttl=60).acquire()  # connected, and needed
-        answer = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        answer = w.proxy.on(ACQUIRE, Action.HOLD_REPLY)
         acquiring = asyncio.create_task(w.lock(ttl=60).acquire())
         await answer.fired.wait()  # the server has done what it was asked
         w.proxy.refuse = True
@@ -388,7 +376,7 @@ async def test_cancel_while_black_holed(server: EmbeddedServer, mode: str, state
         if state == "releasing":
             lease = await w.lock().acquire()
             last = lease.fence
-            rule = w.proxy.on(RELEASE, SWALLOW_REQUEST)
+            rule = w.proxy.on(RELEASE, Action.SWALLOW_REQUEST)
             task: asyncio.Task[Any] = asyncio.create_task(lease.release())
             await rule.fired.wait()
         elif state == "waiting":
@@ -397,7 +385,7 @@ async def test_cancel_while_black_holed(server: EmbeddedServer, mode: str, state
             await w.queued()
             await part(w, "black hole")
         else:
-            rule = w.proxy.on(ACQUIRE, SWALLOW_REQUEST)
+            rule = w.proxy.on(ACQUIRE, Action.SWALLOW_REQUEST)
             task = asyncio.create_task(w.lock().acquire())
             await rule.fired.wait()
 
@@ -444,7 +432,7 @@ async def test_response_timeout_holds_without_a_socket_timeout(server: EmbeddedS
     async with wired(server, mode, client={"socket_timeout": None}) as w:
 
         async def acquired() -> None:
-            w.proxy.on(ACQUIRE, SWALLOW_REPLY)
+            w.proxy.on(ACQUIRE, Action.SWALLOW_REPLY)
             lease = await w.lock().acquire()
             await lease.release()
             await w.check_free(lease.fence)
@@ -457,7 +445,7 @@ async def test_response_timeout_holds_without_a_socket_timeout(server: EmbeddedS
 async def test_a_timeout_does_not_blame_others_unheard(server: EmbeddedServer, mode: str) -> None:
     """Too early to call the server unreachable; but nobody said that the lock is taken."""
     async with wired(server, mode) as w:
-        rule = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        rule = w.proxy.on(ACQUIRE, Action.HOLD_REPLY)
         with pytest.raises(AcquireTimeout, match="has not answered"):
             await w.lock().acquire(timeout=0.05)
         rule.release.set()
@@ -499,7 +487,7 @@ async def test_the_last_look_of_a_waiter_that_polls_has_its_time(
 async def test_no_time_to_wait(server: EmbeddedServer, mode: str) -> None:
     """P12: ``timeout=0`` does not wait for others, but does wait for the answer."""
     async with wired(server, mode) as w:
-        w.proxy.on(ACQUIRE, DELAY_REPLY(0.05), times=2)
+        w.proxy.on(ACQUIRE, Action.delay_reply(0.05), times=2)
         lease = await w.lock().acquire(timeout=0)
         await w.check_held(lease)
         with pytest.raises(AcquireTimeout):
@@ -562,7 +550,7 @@ async def test_the_error_of_a_task_that_waited_in_the_process(server: EmbeddedSe
         base = process_grant_of(lease)
         await wait_until(lambda: base.contended, SOON, timeout=15)
         base.budget = 0  # the process has had its turn
-        asked = w.proxy.on(ACQUIRE, HOLD)
+        asked = w.proxy.on(ACQUIRE, Action.HOLD)
         await lease.release()
         await asked.fired.wait()
         cohort = cohort_of(hub_of(w.sync).resource(w.lock()._keys), w.lock(share=True)._default)
@@ -577,7 +565,7 @@ async def test_the_error_of_a_task_that_waited_in_the_process(server: EmbeddedSe
 async def test_calls_of_a_coordinator_that_was_closed_meanwhile(server: EmbeddedServer) -> None:
     """D12: one hangs, another is behind it: both fail by the end of the coordinator, and later nothing else does."""
     async with wired(server, "plain", exit_timeout=0.1) as w:
-        hanging = w.proxy.on(ACQUIRE, HOLD_REPLY, times=None)
+        hanging = w.proxy.on(ACQUIRE, Action.HOLD_REPLY, times=None)
         first = asyncio.create_task(w.lock().try_acquire())
         await hanging.fired.wait()
         second = asyncio.create_task(w.lock().try_acquire())
@@ -592,7 +580,7 @@ async def test_calls_of_a_coordinator_that_was_closed_meanwhile(server: Embedded
 # -- P4, P8, FAULTS C4, D9: a call whose time is up says what is known of it, and in time.
 
 
-READONLY = ERROR("READONLY You can't write against a read only replica.")
+READONLY = Action.answer_error("READONLY You can't write against a read only replica.")
 PATIENT: dict[str, Any] = {
     "client": {"socket_timeout": None, "socket_connect_timeout": None},
     "retry_for": 0.4,
@@ -606,7 +594,7 @@ LONGER = {**PATIENT, "retry_for": 1.5}
 def refused_then_silent(w: Wired, match: Match) -> None:
     """Refuse the first attempt; execute the second, and tell nobody."""
     w.proxy.on(match, READONLY)
-    w.proxy.on(match, SWALLOW_REPLY)
+    w.proxy.on(match, Action.SWALLOW_REPLY)
 
 
 @modes
@@ -672,8 +660,8 @@ async def test_p6_a_release_that_was_repeated_after_the_deadline(server: Embedde
     """Nobody knows whether its first copy ended the lease."""
     async with wired(server, **PATIENT) as w:
         lease = await w.lock(ttl=4, auto_renew=False).acquire()
-        w.proxy.on(RELEASE, CUT_BEFORE)
-        refused = w.proxy.on(RELEASE, ERROR("LOADING Valkey is loading the dataset in memory"))
+        w.proxy.on(RELEASE, Action.CUT_BEFORE)
+        refused = w.proxy.on(RELEASE, Action.answer_error("LOADING Valkey is loading the dataset in memory"))
         releasing = asyncio.create_task(lease.release())
         await refused.fired.wait()
         await asyncio.sleep(0.001)
@@ -687,8 +675,8 @@ async def test_silent_and_then_refused(server: EmbeddedServer, mode: str) -> Non
     """P4, D9: who is refused in the end hears that an earlier copy may have done it; a second release knows why."""
     async with wired(server, mode, **{**PATIENT, "retry_for": 5}) as w:
         lease = await w.lock(ttl=30).acquire()
-        w.proxy.on(RELEASE, CUT_AFTER)
-        w.proxy.on(RELEASE, ERROR("OOM command not allowed when used memory > 'maxmemory'."))
+        w.proxy.on(RELEASE, Action.CUT_AFTER)
+        w.proxy.on(RELEASE, Action.answer_error("OOM command not allowed when used memory > 'maxmemory'."))
         with pytest.raises(CommandRefused, match="an earlier copy, whose reply was lost, may have"):
             await lease.release()
         await lease.release()

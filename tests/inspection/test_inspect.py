@@ -15,11 +15,11 @@ from redis_sync_aio import AsyncRobustLock, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
 from redis_sync_aio.inspection import NameView, inspect
+from redis_sync_aio.testing.faults import Action, FaultProxy
 from tests.conftest import MakeClient
 from tests.support.body import FAST
 from tests.support.inside import Kind
 from tests.support.inspecting import seen
-from tests.support.proxy import CUT_BEFORE, FaultProxy
 
 HERE = socket.gethostname()[:32], os.getpid()
 READS = {"SCAN", "TIME", "GET", "PTTL", "ZRANGE", "ZCARD", "ZRANGEBYSCORE", "ZSCORE", "HMGET", "HGET", "PUBSUB"}
@@ -219,7 +219,7 @@ async def test_other_connections_of_the_client_stay_open(server: EmbeddedServer)
                 return {await it.client_id() for it in (first, second, third)}
 
         before = await connections()
-        rule = proxy.on("TIME", CUT_BEFORE)
+        rule = proxy.on("TIME", Action.CUT_BEFORE)
         await inspect(looker)
         assert rule.fired.is_set()
         assert len(before) == 3

@@ -16,10 +16,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis_sync_aio import Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import NameView, inspect
+from redis_sync_aio.testing.faults import Action, FaultProxy
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, SWALLOW_REPLY, Action, FaultProxy
 from ..support.sweep import Outcome, sweep
 
 
@@ -84,7 +84,9 @@ async def test_it_closes_its_search_when_it_has_enough(redis: Redis, sync: Coord
         assert generators == []
 
 
-@pytest.mark.parametrize("action", [CUT_BEFORE, CUT_AFTER, SWALLOW_REPLY], ids=["cut-before", "cut-after", "swallow"])
+@pytest.mark.parametrize(
+    "action", [Action.CUT_BEFORE, Action.CUT_AFTER, Action.SWALLOW_REPLY], ids=["cut-before", "cut-after", "swallow"]
+)
 async def test_p4_an_answer_is_lost(server: EmbeddedServer, sync: Coordinator, action: Action) -> None:
     """It says so, and the next call works: the connection that lost it is not used again."""
     async with (

@@ -13,13 +13,13 @@ from redis.asyncio import Redis
 from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import inspect
+from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import Client
 from tests.conftest import MakeClient
 from tests.support.body import FAST
 from tests.support.inside import ProblemCode, lock_keys, permit_keys, ticket_member
 from tests.support.inspecting import seen
 from tests.support.programs import ROOT
-from tests.support.proxy import HOLD_REPLY, FaultProxy
 
 DEAD = b"vm:7:0123456789abcdef:1"
 """A token of a process that has ended."""
@@ -211,7 +211,7 @@ async def test_what_lasts_a_moment_is_no_problem(
         else:
             await redis.zadd(keys.queue, {pushed: 1})
         await problem(redis, code)
-        seen_once = proxy.on("ZCARD", HOLD_REPLY)
+        seen_once = proxy.on("ZCARD", Action.HOLD_REPLY)
         looking = asyncio.create_task(inspect(looker, "x"))
         await seen_once.fired.wait()
         await redis.set(keys.fence, fence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -12,12 +11,11 @@ from redis.crc import key_slot
 from redis_sync_aio import CommandRefused, Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import inspect
-from redis_sync_aio.testing.servers import QUICKLY
-from tests.support.clusters import SHARDS, SLOTS, Nodes, moved_back
+from redis_sync_aio.testing.faults import FaultProxy
+from redis_sync_aio.testing.servers import QUICKLY, SentinelTopology
 from tests.support.inspecting import seen
 from tests.support.processes import Crew
-from tests.support.proxy import FaultProxy
-from tests.support.sentinels import sentinels
+from tests.support.topologies import PATIENT, SHARDS, SLOTS, Nodes, moved_back
 
 
 async def test_all_primaries_of_a_cluster_are_read(nodes: Nodes) -> None:
@@ -40,10 +38,10 @@ async def test_all_primaries_of_a_cluster_are_read(nodes: Nodes) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_a_holder_of_a_sentinel_set_is_connected_after_a_failover(tmp_path: Path) -> None:
+async def test_a_holder_of_a_sentinel_set_is_connected_after_a_failover() -> None:
     """The primary is read; the holder listens to another inbox at the next one, and is not taken for dead there."""
     async with (
-        sentinels(tmp_path) as group,
+        SentinelTopology(down_after=PATIENT) as group,
         group.client() as client,
         Coordinator(client) as sync,
         sync.lock("x", ttl=None),
@@ -108,7 +106,7 @@ async def test_a_holder_whose_only_shard_has_lost_its_slots_is_connected() -> No
         sync.lock("x", ttl=None) as lease,
     ):
         for node in (nodes.primaries[0], nodes.primaries[2]):  # the holder asked one of them first
-            await nodes.say(node, "CLIENT", "KILL", "TYPE", "pubsub")
+            await nodes.call(node, "CLIENT", "KILL", "TYPE", "pubsub")
         await nodes.move(slot, nodes.primaries[1], nodes.primaries[2])
         there = f"{nodes.primaries[2].host}:{nodes.primaries[2].port}"
         found = await seen(looker, "x", lambda it: it.server == there and it.holders[0].connected)

@@ -20,16 +20,15 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
-from redis_sync_aio.testing.faults import FaultProxy
+from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import Engine
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
-from ..support.clusters import Nodes
 from ..support.inside import Call, hub_module, hub_of, lock_keys, now
 from ..support.primitives import PRIMITIVES, Primitive, each
-from ..support.proxy import CUT_BEFORE, HOLD
 from ..support.sweep import Outcome, sweep
+from ..support.topologies import Nodes
 from ..support.wired import MODES, RELEASE, RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
 from .conftest import Make
@@ -154,13 +153,13 @@ async def test_p5_a_release_behind_a_renewal_that_was_answered(server: EmbeddedS
         holder = await w.elsewhere().acquire()
         waiting = asyncio.create_task(w.lock(ttl=30).acquire())
         await w.queued()
-        renewal = w.proxy.on(RENEW, HOLD)
-        release = w.proxy.on(RELEASE, HOLD)
+        renewal = w.proxy.on(RENEW, Action.HOLD)
+        release = w.proxy.on(RELEASE, Action.HOLD)
         await holder.release()
         lease = await waiting
         assert lease.remaining() < 10, "for less than the whole ttl at first"
         await asyncio.wait_for(renewal.fired.wait(), 15)
-        outage = w.proxy.on("HELLO", CUT_BEFORE, times=None)
+        outage = w.proxy.on("HELLO", Action.CUT_BEFORE, times=None)
         releasing = asyncio.create_task(lease.release())
         await asyncio.sleep(0)
         renewal.release.set()

@@ -25,6 +25,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action
 from redis_sync_aio.types import BaseLease, Push
 
 from ..conftest import MakeClient
@@ -43,7 +44,6 @@ from ..support.primitives import (
     Primitive,
     each,
 )
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR
 from ..support.sweep import Outcome, sweep
 from ..support.wired import ACQUIRE, RELEASE, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -164,7 +164,7 @@ async def test_a_release_that_was_refused_for_now_is_executed_before_the_next_ac
     """P1: what is sent about a name while an earlier command waits to be sent again stays behind it."""
     async with wired(server, kind=kind, retry_for=60) as w:
         first = await w.lock().acquire(**ME)
-        refused = w.proxy.on(RELEASE, ERROR("BUSY Redis is busy running a script."), times=None)
+        refused = w.proxy.on(RELEASE, Action.answer_error("BUSY Redis is busy running a script."), times=None)
         releasing = asyncio.create_task(first.release())
         await wait_until(lambda: refused.acted >= 2, FAST, timeout=15)
         acquiring = asyncio.create_task(w.lock().acquire(**ME))
@@ -182,8 +182,8 @@ async def test_a_reconnect_keeps_the_order_behind_what_was_refused(server: Embed
     """P1: the release is refused for now, and the acquire behind it loses its connection, and so is sent again."""
     async with wired(server) as w:
         first = await w.lock().acquire(**ME)
-        w.proxy.on(RELEASE, ERROR("LOADING Redis is loading the dataset in memory"), times=1)
-        cut = w.proxy.on(ACQUIRE, CUT_BEFORE, times=1)
+        w.proxy.on(RELEASE, Action.answer_error("LOADING Redis is loading the dataset in memory"), times=1)
+        cut = w.proxy.on(ACQUIRE, Action.CUT_BEFORE, times=1)
         releasing = asyncio.create_task(first.release())
         acquiring = asyncio.create_task(w.lock().acquire(**ME))
         await cut.fired.wait()
@@ -203,7 +203,7 @@ async def test_a_reconnect_keeps_the_order_behind_what_was_refused(server: Embed
 async def test_p4_a_release_by_identity_without_an_answer(server: EmbeddedServer, mode: str, kind: Primitive) -> None:
     async with wired(server, mode, kind=kind) as w:
         lease = await w.elsewhere().acquire(**ME)
-        rule = w.proxy.on(RELEASE, CUT_AFTER, times=1)
+        rule = w.proxy.on(RELEASE, Action.CUT_AFTER, times=1)
         await w.lock().release(**ME)
         assert rule.acted == 1
         await w.check_free(lease.fence)

@@ -15,12 +15,12 @@ from redis_sync_aio import AcquireTimeout, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import NameView, inspect
 from redis_sync_aio.instrumentation import Event, Granted, Released, Requested, Withdrawn, observe_all
+from redis_sync_aio.testing.faults import Action
 from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.primitives import PRIMITIVES, Primitive, each, on_one_server
-from ..support.proxy import ERROR, HOLD_REPLY, PASS
 from ..support.wired import READ, Wired, wired
 from .conftest import Make
 
@@ -162,7 +162,7 @@ async def test_an_acquire_timeout_names_the_holder(
 
 async def held_by(w: Wired, waiters: int) -> tuple[set[str], int]:
     """Let so many time out together; return what their errors say, and how many questions were sent for that."""
-    asked = w.proxy.on(READ, PASS, times=None)
+    asked = w.proxy.on(READ, Action.PASS, times=None)
     tasks = [asyncio.create_task(w.lock().acquire(timeout=1)) for _ in range(waiters)]
     errors = await asyncio.gather(*tasks, return_exceptions=True)
     asked.cancel()
@@ -176,7 +176,9 @@ async def test_waiters_whose_time_ends_together_ask_once(server: EmbeddedServer)
         assert 1 <= asked < 25
 
 
-@pytest.mark.parametrize("action", [ERROR("NOPERM not you"), HOLD_REPLY], ids=["refused", "not answered"])
+@pytest.mark.parametrize(
+    "action", [Action.answer_error("NOPERM not you"), Action.HOLD_REPLY], ids=["refused", "not answered"]
+)
 async def test_an_acquire_timeout_comes_without_the_holder_if_that_is_not_known(
     server: EmbeddedServer, action: Any
 ) -> None:

@@ -34,8 +34,8 @@ from redis_sync_aio.types import Push, Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from ..support.clusters import SHARDS, Nodes
 from ..support.rights import CREDENTIALS, PREFIX, TENANT
+from ..support.topologies import SHARDS, Nodes
 
 # -- braces ------------------------------------------------------------------------------------------------
 
@@ -239,8 +239,8 @@ async def test_a_tenant_needs_rights_on_its_own_keys_and_channels_only(
 async def test_a_tenant_of_a_cluster(nodes: Nodes) -> None:
     """There each name has its slot as without a prefix, and each shard an inbox of its own."""
     for node in nodes.primaries:
-        await nodes.say(node, "FLUSHALL")
-        await nodes.say(node, "ACL", "SETUSER", "tenant", *TENANT)
+        await nodes.call(node, "FLUSHALL")
+        await nodes.call(node, "ACL", "SETUSER", "tenant", *TENANT)
     async with (
         nodes.client(**CREDENTIALS) as client,
         Coordinator(client, prefix=PREFIX) as one,
@@ -250,7 +250,7 @@ async def test_a_tenant_of_a_cluster(nodes: Nodes) -> None:
         for use in (locks, semaphores, read_write_locks, fences_and_records, views):
             await use(one, other, "lua")
     for node in nodes.primaries:
-        await nodes.say(node, "ACL", "DELUSER", "tenant")
+        await nodes.call(node, "ACL", "DELUSER", "tenant")
 
 
 async def test_names_of_two_prefixes_are_two_locks_and_one_means_a_name_without(redis: Redis) -> None:

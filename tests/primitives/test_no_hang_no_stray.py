@@ -26,11 +26,11 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy, script
 from redis_sync_aio.types import UndoSteps
 
 from ..conftest import MakeClient
 from ..support.inside import hub_of, load
-from ..support.proxy import DELAY_REPLY, ERROR, FaultProxy, script
 
 
 class Permits(IntEnum):
@@ -112,7 +112,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
         proxy.client() as client,
         Coordinator(client) as sync,
     ):
-        recording, no = script(load("robust/record").sha), ERROR("ERR no")
+        recording, no = script(load("robust/record").sha), Action.answer_error("ERR no")
         lock = AsyncRobustLock(sync, "job", ttl=5)
         lease = await lock.acquire()
         await lease.record({"line": 1})
@@ -146,7 +146,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
 async def test_p7_the_drop_in_lets_the_bodys_error_out_when_it_is_cancelled_behind_it(server: EmbeddedServer) -> None:
     """The release goes on, and the cancellation is delivered at the next await."""
     async with FaultProxy(server) as proxy, proxy.client() as client:
-        slow = proxy.on(script(load("lock/release").sha), DELAY_REPLY(0.3))
+        slow = proxy.on(script(load("lock/release").sha), Action.delay_reply(0.3))
         steps: list[str] = []
 
         async def work() -> None:

@@ -32,7 +32,6 @@ from redis_sync_aio.errors import CoordinatorClosed, NotReplicated, PermissionDe
 from redis_sync_aio.testing.servers import ClusterTopology, SentinelTopology
 
 from ..support.body import FAST, waits
-from ..support.sentinels import DOWN_AFTER
 
 pytestmark = pytest.mark.real
 
@@ -381,7 +380,7 @@ async def test_a_user_without_the_right(pair: Pair, other: Coordinator) -> None:
 
 async def test_d6_a_failover_after_the_grant() -> None:
     """The replica that is promoted did not have it: nobody may think that it holds the lock."""
-    async with SentinelTopology(down_after=DOWN_AFTER) as group, group.client() as client, Coordinator(client) as sync:
+    async with SentinelTopology() as group, group.client() as client, Coordinator(client) as sync:
         lock = sync.lock(NAME, replicas=1, replicated_within=LONG)
         async with lock:
             pass

@@ -10,12 +10,12 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, AsyncRobustLock, Compensation, Coordinator, FenceGate, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import OutOfMemory, StaleFence, StaleWriter
+from redis_sync_aio.testing.faults import Action, FaultProxy, script
 from redis_sync_aio.types import UndoSteps
 
 from ..support.body import FAST, waits
 from ..support.inside import load, robust_keys
 from ..support.processes import Child, Crew, Failed
-from ..support.proxy import HOLD, HOLD_REPLY, PASS, SWALLOW_REQUEST, Action, FaultProxy, script
 from ..support.served import served
 from ..support.wire_sweep import ANSWERS, WIRE, failures
 from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
@@ -91,7 +91,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
         await redis.delete(name)
         left._grant.manager.forget(left._grant)
         await child.open(proxy.url)
-        rule = proxy.on(script(load("robust/adopt").sha), HOLD_REPLY if adopted else HOLD)
+        rule = proxy.on(script(load("robust/adopt").sha), Action.HOLD_REPLY if adopted else Action.HOLD)
         grant = child.robust(name, TTL)
         await asyncio.wait_for(rule.fired.wait(), 30)
         token = await redis.get(name)
@@ -190,7 +190,7 @@ async def test_an_adoption_that_is_never_answered_gives_the_lock_back(server: Em
     async with wired(server, mode, name=NAME) as w:
         before = await left_behind(w, NAME)
         await AsyncLock(w.sync, "warm").locked()
-        rule = w.proxy.on(script(load("robust/adopt").sha), SWALLOW_REQUEST, times=100)
+        rule = w.proxy.on(script(load("robust/adopt").sha), Action.SWALLOW_REQUEST, times=100)
         with pytest.raises(Unreachable):
             await AsyncRobustLock(w.sync, NAME).acquire(timeout=0.1)
         assert rule.acted
@@ -207,7 +207,7 @@ async def test_an_adoption_that_another_one_overtook_takes_nothing_from_it(serve
     """
     async with wired(server, mode, name=NAME) as w:
         await w.direct.script_load(load("robust/adopt").source.decode())
-        answer = w.proxy.on(script(load("robust/adopt").sha), HOLD_REPLY)
+        answer = w.proxy.on(script(load("robust/adopt").sha), Action.HOLD_REPLY)
         acquiring = asyncio.create_task(AsyncRobustLock(w.sync, NAME).acquire(identity="w"))
         await answer.fired.wait()
         w.proxy.refuse = True
@@ -231,7 +231,9 @@ async def test_p5_a_grant_that_a_namesake_has_joined_stays(server: EmbeddedServe
         await w.direct.script_load(load("robust/adopt").source.decode())
         lock = AsyncRobustLock(w.sync, NAME)
         assert not await lock.locked()
-        own, joined = (w.proxy.on(script(load("robust/adopt").sha), action) for action in (HOLD_REPLY, PASS))
+        own, joined = (
+            w.proxy.on(script(load("robust/adopt").sha), action) for action in (Action.HOLD_REPLY, Action.PASS)
+        )
         first, second = (asyncio.create_task(lock.acquire(identity="me")) for _ in range(2))
         await joined.fired.wait()
         first.cancel()

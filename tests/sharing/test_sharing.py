@@ -11,12 +11,12 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy, anything, script
 
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.inside import CONTENDED, FENCE_RANGE, hub_of, link_events_of, load, now, tuned
 from ..support.inspecting import calls
-from ..support.proxy import CUT_AFTER, DROP, HOLD_REPLY, FaultProxy, anything, script
 from ..support.sharing import (
     KEYS,
     NAME,
@@ -103,7 +103,7 @@ async def test_p8_fences_that_are_used_up(server: EmbeddedServer, redis: Redis) 
         lock = shared(sync)
         async with lock:
             pass
-        held = proxy.on(RENEW, HOLD_REPLY)
+        held = proxy.on(RENEW, Action.HOLD_REPLY)
         async with busy(lock, 3) as leases:
             await wait_until(lambda: len(leases) >= FENCE_RANGE, FAST, timeout=5)
             await held.fired.wait()
@@ -286,7 +286,7 @@ async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, r
         Coordinator(redis) as other,
     ):
         lease = await shared(sync, ttl=600).acquire()
-        lost = proxy.on_push(anything, DROP)
+        lost = proxy.on_push(anything, Action.DROP)
         theirs = asyncio.create_task(shared(other).acquire())
         await lost.fired.wait()
         assert not process_grant_of(lease).contended
@@ -306,7 +306,7 @@ async def test_p3_the_word_is_lost_with_the_answer_to_the_request(server: Embedd
     ):
         for each in (sync, other):
             await (await shared(each).acquire()).release()
-        lost = proxy.on(script(load("lock/acquire").sha), CUT_AFTER)
+        lost = proxy.on(script(load("lock/acquire").sha), Action.CUT_AFTER)
         proxy.refuse = True
         asking = asyncio.create_task(shared(sync, ttl=600).acquire())
         await lost.fired.wait()

@@ -18,11 +18,11 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action
 
 from ..support.body import FAST, waits
 from ..support.inside import TaskGrant, behind_tickets, hub_of
 from ..support.inspecting import calls
-from ..support.proxy import CUT_BEFORE
 from ..support.sharing import on_wanted, process_grant_of, told
 from ..support.transactions import proxied
 from ..support.views import readers_of, writer_of
@@ -331,7 +331,7 @@ async def test_a_late_command_does_not_pass_for_the_next_task(server: EmbeddedSe
         first = await lock.acquire()
         waiting = asyncio.create_task(lock.acquire())
         await wait_until(waits(lock, 1), FAST, timeout=5)
-        proxy.on("EXEC", CUT_BEFORE)
+        proxy.on("EXEC", Action.CUT_BEFORE)
         with pytest.raises(OutcomeUnknown):  # noqa: PT012
             async with first.transaction() as tx:
                 tx.multi()

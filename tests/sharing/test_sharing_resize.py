@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LimitMismatch
+from redis_sync_aio.testing.faults import Action, FaultProxy, script
 
 from ..support.body import FAST, waits
 from ..support.inside import behind_tickets, cohorts_of, hub_of, load, now
-from ..support.proxy import CUT_AFTER, FaultProxy, script
 from ..support.sharing import process_grant_of, soon
 
 NAME = "shared"
@@ -99,7 +99,7 @@ async def test_room_when_the_answer_is_lost(server: EmbeddedServer, redis: Redis
         sem = semaphore(sync, 2)
         leases = await hold(sem, 2)
         tasks = await line(sem, 6)
-        lost = proxy.on(RESIZE, CUT_AFTER)
+        lost = proxy.on(RESIZE, Action.CUT_AFTER)
         await sem.resize(limit)
         assert lost.fired.is_set()
         if limit == 4:

@@ -19,9 +19,9 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy, script
 
 from ..support.inside import ATTEMPT, link_of, load, longest_pause, now
-from ..support.proxy import Action, FaultProxy, script
 
 WITHIN = 5.0
 """Seconds that an attempt may take: the default."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import trustme
 
-from .proxy import FaultProxy
+from redis_sync_aio.testing.faults import FaultProxy
 
 
 @dataclass(frozen=True, slots=True)

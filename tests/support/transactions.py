@@ -14,10 +14,10 @@ from redis.backoff import NoBackoff
 
 from redis_sync_aio import transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import FaultProxy
 from redis_sync_aio.types import Transaction
 
 from .body import FAST
-from .proxy import FaultProxy
 
 
 async def nothing(tx: Transaction) -> None:

@@ -10,44 +10,28 @@ from typing import Any, TypeVar
 
 from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, Match, Rule, anything
 from redis_sync_aio.types import BaseLease
 
 from .primitives import LOCK, SEMAPHORE, Primitive
-from .proxy import (
-    CUT_AFTER,
-    CUT_AFTER_REPLY,
-    CUT_BEFORE,
-    CUT_INSIDE_REPLY,
-    DELAY,
-    DELAY_REPLY,
-    DROP,
-    DUPLICATE,
-    ERROR,
-    SWALLOW_REPLY,
-    SWALLOW_REQUEST,
-    Action,
-    Match,
-    Rule,
-    anything,
-)
 from .wired import ACQUIRE, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, wired
 
 C = TypeVar("C")
 LIMIT = 5
 SEVERAL = replace(SEMAPHORE, label="semaphore(5)", own={"limit": LIMIT})
 WIRE: dict[str, Action] = {
-    "cut before": CUT_BEFORE,
-    "cut after": CUT_AFTER,
-    "cut inside the reply": CUT_INSIDE_REPLY,
-    "cut behind the reply": CUT_AFTER_REPLY,
-    "black-holed request": SWALLOW_REQUEST,
-    "swallowed reply": SWALLOW_REPLY,
-    "late reply": DELAY_REPLY(RESPONSE_TIMEOUT / 3),
-    "reply later than the timeout": DELAY_REPLY(RESPONSE_TIMEOUT * 2),
-    "twice": DUPLICATE,
+    "cut before": Action.CUT_BEFORE,
+    "cut after": Action.CUT_AFTER,
+    "cut inside the reply": Action.CUT_INSIDE_REPLY,
+    "cut behind the reply": Action.CUT_AFTER_REPLY,
+    "black-holed request": Action.SWALLOW_REQUEST,
+    "swallowed reply": Action.SWALLOW_REPLY,
+    "late reply": Action.delay_reply(RESPONSE_TIMEOUT / 3),
+    "reply later than the timeout": Action.delay_reply(RESPONSE_TIMEOUT * 2),
+    "twice": Action.DUPLICATE,
 }
 ANSWERS: dict[str, Action] = {
-    text.split(" ")[0]: ERROR(text)
+    text.split(" ")[0]: Action.answer_error(text)
     for text in (
         "LOADING Redis is loading the dataset in memory",
         "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -60,7 +44,11 @@ ANSWERS: dict[str, Action] = {
         "NOSCRIPT No matching script. Please use EVAL.",
     )
 }
-PUSHES: dict[str, Action] = {"push dropped": DROP, "cut before the push": CUT_BEFORE, "late push": DELAY(0.1)}
+PUSHES: dict[str, Action] = {
+    "push dropped": Action.DROP,
+    "cut before the push": Action.CUT_BEFORE,
+    "late push": Action.delay(0.1),
+}
 
 Arm = Callable[[Match], Rule]
 Operation = Callable[[Wired, Arm], Awaitable[int]]

@@ -18,14 +18,11 @@ from redis.backoff import NoBackoff
 from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing._resp import Predicate
+from redis_sync_aio.testing.faults import FaultProxy, script
 from redis_sync_aio.types import BaseLease
 
 from .inside import load, now, tuned
 from .primitives import KINDS, LOCK, PARTS, Exclusive, Part, Primitive, holder
-from .proxy import (
-    FaultProxy,
-    script,
-)
 
 T = TypeVar("T")
 COUNT_DOWN, JOIN, BREAK = load("permits/count_down"), load("barrier/join"), load("barrier/break")

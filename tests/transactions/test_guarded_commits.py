@@ -28,6 +28,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import TransactionMisuse
+from redis_sync_aio.testing.faults import Action, Rule
 from redis_sync_aio.types import GuardingLease
 
 from ..conftest import MakeClient
@@ -35,7 +36,6 @@ from ..support.body import FAST
 from ..support.inside import read_through
 from ..support.options import OPTIONS
 from ..support.processes import Answer, Child, Crew, Failed
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
 from ..support.transactions import Wired, in_use, watchers, wired
 
 OVERTAKES = 15 * OPTIONS.scale
@@ -98,7 +98,7 @@ async def commit(it: Wired, lease: GuardingLease) -> None:
 
 async def held_before_exec(it: Wired, lease: GuardingLease) -> tuple[asyncio.Task[None], Rule]:
     """A commit that is kept between the comparison of the token and MULTI."""
-    rule = it.proxy.on("MULTI", HOLD)
+    rule = it.proxy.on("MULTI", Action.HOLD)
     committing = asyncio.create_task(commit(it, lease))
     await rule.fired.wait()
     return committing, rule
@@ -229,7 +229,7 @@ async def test_a_cancellation_at_the_end_of_the_block_is_raised_after_the_commit
     """What the body has done is recorded, whichever command is in flight; the lease is released after that."""
     async with Coordinator(it.direct, exit_timeout=20) as own:
         lease = await acquired(it, own)
-        rule = it.proxy.on(at, HOLD)
+        rule = it.proxy.on(at, Action.HOLD)
 
         async def work() -> None:
             async with lease, lease.transaction() as tx:
@@ -255,7 +255,7 @@ async def test_a_cancelled_commit_takes_no_longer_than_the_exit_timeout(it: Wire
     """Then the cancellation is raised; nothing was written, since EXEC was not sent."""
     async with Coordinator(it.direct, exit_timeout=0.2) as own:
         lease = await acquired(it, own)
-        rule = it.proxy.on("WATCH", HOLD)
+        rule = it.proxy.on("WATCH", Action.HOLD)
         committing = asyncio.create_task(commit(it, lease))
         await rule.fired.wait()
         committing.cancel()
@@ -331,16 +331,16 @@ async def test_the_bodys_own_error_and_misuse(redis: Redis) -> None:
 
 async def test_a_connection_lost_before_exec_is_replaced_while_the_lease_holds(it: Wired, own: Coordinator) -> None:
     lease = await acquired(it, own)
-    it.proxy.on("WATCH", CUT_BEFORE, times=2)
+    it.proxy.on("WATCH", Action.CUT_BEFORE, times=2)
     await commit(it, lease)
     assert await it.counted() == 1
-    it.proxy.on("EXEC", CUT_AFTER)
+    it.proxy.on("EXEC", Action.CUT_AFTER)
     with pytest.raises(OutcomeUnknown):  # noqa: PT012
         async with lease.transaction() as tx:
             tx.multi()
             tx.incr(it.done)
     assert await it.direct.get(it.done) == b"2"
-    it.proxy.on("GET", CUT_BEFORE)
+    it.proxy.on("GET", Action.CUT_BEFORE)
     with pytest.raises(Unreachable):  # noqa: PT012
         async with lease.transaction() as tx:
             await tx.get("x")

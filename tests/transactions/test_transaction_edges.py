@@ -28,12 +28,12 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PartiallyApplied, TransactionMisuse
+from redis_sync_aio.testing.faults import Action
 from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.inside import TURN_TTL, now
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD
 from ..support.transactions import in_use, proxied, watchers
 
 # -- before multi() ------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ async def test_the_server_is_asked_once_for_each_command(redis: Redis, server: E
 async def test_a_busy_server_is_asked_again_what_a_command_does(redis: Redis, server: EmbeddedServer) -> None:
     """D9: the answer "not now" says nothing of the command."""
     async with proxied(server) as (proxy, client):
-        proxy.on("COMMAND", ERROR("BUSY Redis is busy running a script."), times=1)
+        proxy.on("COMMAND", Action.answer_error("BUSY Redis is busy running a script."), times=1)
 
         async def body(tx: Transaction) -> None:
             await tx.get("k")
@@ -121,8 +121,8 @@ async def test_an_idempotent_body_that_is_not_committed_again_may_have_been(
 ) -> None:
     """P12: who gives up, while Redis is away, does not say that nothing was written."""
     async with proxied(server) as (proxy, client):
-        proxy.on("EXEC", CUT_AFTER)
-        proxy.on("WATCH", CUT_BEFORE, times=None, skip=1)
+        proxy.on("EXEC", Action.CUT_AFTER)
+        proxy.on("WATCH", Action.CUT_BEFORE, times=None, skip=1)
 
         async def body(tx: Transaction) -> None:
             await tx.get("k")
@@ -140,7 +140,7 @@ async def test_giving_up_hides_no_unknown_outcome(redis: Redis, server: Embedded
     """P12: the same when later runs meet others, with the whole story as its cause."""
     limits: dict[str, Any] = {"timeout": 0.5, "escalate_after": 1} if in_turn else {"attempts": 3}
     async with proxied(server) as (proxy, client):
-        proxy.on("EXEC", CUT_AFTER)
+        proxy.on("EXEC", Action.CUT_AFTER)
         runs = 0
 
         async def body(tx: Transaction) -> None:
@@ -265,7 +265,7 @@ async def test_p10_a_commit_under_way_is_not_executed_under_the_next_lease(
     """P10: a body that ends while its commit is in flight hands nothing on by which that would still be valid."""
     async with proxied(server) as (proxy, client), Coordinator(client) as sync:
         lock = AsyncLock(sync, "account", ttl=10, share=share)
-        on_its_way = proxy.on("EXEC", HOLD)
+        on_its_way = proxy.on("EXEC", Action.HOLD)
 
         async def commit(lease: Any) -> None:
             async with lease.transaction() as tx:
@@ -292,7 +292,7 @@ async def test_a_guarded_commit_gives_up_when_its_coordinator_does(server: Embed
         Coordinator(client, retry_for=0.3) as sync,
         AsyncLock(sync, "guard", ttl=60) as lease,
     ):
-        proxy.on("WATCH", CUT_BEFORE, times=None)
+        proxy.on("WATCH", Action.CUT_BEFORE, times=None)
         began = now()
         with pytest.raises(Unreachable):  # noqa: PT012
             async with lease.transaction() as tx:

@@ -26,12 +26,12 @@ from redis_sync_aio import (
 )
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PartiallyApplied, TransactionMisuse
+from redis_sync_aio.testing.faults import Action
 from redis_sync_aio.types import Committed, Transaction
 
 from ..support.body import FAST
 from ..support.inside import now, turn_key
 from ..support.inspecting import calls
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, HOLD_REPLY
 from ..support.transactions import Insufficient, Wired, in_use, increment, interrupted, prove, watchers, wired
 
 
@@ -83,7 +83,7 @@ async def twice(it: Wired, later: Later) -> None:
             return
         await it.body(tx)
 
-    it.proxy.on("EXEC", CUT_AFTER)
+    it.proxy.on("EXEC", Action.CUT_AFTER)
     await transaction(it.client, body, it.key, idempotent=True)
 
 
@@ -113,7 +113,7 @@ async def test_without_an_earlier_run_there_is_no_note(redis: Redis) -> None:
 
 
 async def test_an_attempt_that_is_not_entered_does_not_hide_it_either(it: Wired) -> None:
-    it.proxy.on("EXEC", CUT_AFTER)
+    it.proxy.on("EXEC", Action.CUT_AFTER)
     runs = 0
     with pytest.raises(OutcomeUnknown, match="earlier EXEC") as caught:  # noqa: PT012
         async for attempt in watch_retry(it.client, it.key, idempotent=True):
@@ -140,8 +140,8 @@ async def test_nobody_is_told_to_do_what_it_does(
 ) -> None:
     monkeypatch.setattr("redis_sync_aio._transactions.exec_replies.RETRY_FOR", 0.3)
     async with wired(server) as it:
-        it.proxy.on("EXEC", CUT_AFTER)
-        it.proxy.on(lambda words: b"void" in words, CUT_BEFORE, times=None)
+        it.proxy.on("EXEC", Action.CUT_AFTER)
+        it.proxy.on(lambda words: b"void" in words, Action.CUT_BEFORE, times=None)
         with pytest.raises(OutcomeUnknown) as caught:
             await transaction(it.client, it.body, it.key, **OWN_ADVICE[option])
         assert f"{option}=True" not in str(caught.value)
@@ -217,7 +217,7 @@ async def test_nor_is_a_cancellation_by_a_scope_inside_the_loop(redis: Redis) ->
 
 async def test_nor_one_that_meets_exec(it: Wired) -> None:
     """Then nobody knows whether it was executed."""
-    rule = it.proxy.on("EXEC", HOLD_REPLY)
+    rule = it.proxy.on("EXEC", Action.HOLD_REPLY)
     with pytest.raises(OutcomeUnknown, match="with EXEC in flight"):  # noqa: PT012
         async for attempt in watch_retry(it.client, it.key):
             with anyio.CancelScope() as scope:
@@ -267,10 +267,10 @@ async def test_an_error_in_a_group_is_tried_again_as_a_bare_one_is(it: Wired) ->
         tx.incr(it.key)
         tx.incr(it.done)
 
-    it.proxy.on("GET", CUT_BEFORE)
+    it.proxy.on("GET", Action.CUT_BEFORE)
     done: Committed[None] = await transaction(it.client, body, it.key)
     assert (done.attempts, runs, await it.counted()) == (2, 2, 1)
-    it.proxy.on("GET", CUT_BEFORE, times=None)
+    it.proxy.on("GET", Action.CUT_BEFORE, times=None)
     with pytest.raises(Unreachable):
         await transaction(it.client, body, it.key, attempts=2, backoff=FAST)
 
@@ -290,7 +290,7 @@ async def test_a_group_with_an_error_of_the_bodys_own_comes_out_as_it_is(it: Wir
         except Unreachable as error:
             raise ExceptionGroup("both", [error, Insufficient()]) from None
 
-    it.proxy.on("GET", CUT_BEFORE)
+    it.proxy.on("GET", Action.CUT_BEFORE)
     with pytest.raises(ExceptionGroup, match="both"):
         await transaction(it.client, body, it.key)
     assert runs == 1
@@ -322,13 +322,13 @@ async def fails_when_it_runs(it: Wired, tx: Transaction) -> None:
 
 async def is_lost_before_exec(it: Wired, tx: Transaction) -> None:
     await tx.watch(it.key)
-    it.proxy.on("EXEC", ERROR("READONLY You can't write against a read only replica."))
+    it.proxy.on("EXEC", Action.answer_error("READONLY You can't write against a read only replica."))
     tx.multi()
 
 
 async def is_cancelled_before_exec(it: Wired, tx: Transaction) -> None:
     tx.multi()
-    rule = it.proxy.on("WATCH", HOLD)
+    rule = it.proxy.on("WATCH", Action.HOLD)
     task = asyncio.current_task()
     assert task is not None
     asyncio.ensure_future(rule.fired.wait()).add_done_callback(lambda _: task.cancel())
@@ -373,7 +373,7 @@ async def test_a_lease_whose_guarded_commit_certainly_ended_is_handed_on_as_befo
         assert await calls_of(it, lock, None) == 0
         assert await calls_of(it, lock, body) == 0
         await prove(it.client)
-        it.proxy.on("EXEC", CUT_AFTER)
+        it.proxy.on("EXEC", Action.CUT_AFTER)
         lease = await lock.acquire()
         with pytest.raises(OutcomeUnknown):
             async with lease.transaction() as tx:

@@ -13,11 +13,11 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, AsyncMultiLock, Coordinator, OutcomeUnknown, transaction, watch_retry
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PartiallyApplied, PermissionDenied
+from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import Transaction
 
 from ..conftest import MakeClient
 from ..support.inside import now
-from ..support.proxy import CUT_BEFORE, ERROR, HOLD_REPLY, SWALLOW_REPLY, FaultProxy
 from ..support.transactions import in_use, increment, prove, proxied, watchers, wired
 
 
@@ -101,7 +101,7 @@ async def test_what_is_lost_while_it_finds_out_is_tried_again(
 ) -> None:
     """Nothing was written yet, so nothing is in doubt."""
     async with FaultProxy(server) as proxy, proxy.client() as client:
-        proxy.on(command, CUT_BEFORE)
+        proxy.on(command, Action.CUT_BEFORE)
         done = await transaction(client, increment, "n")
         assert (done.value, done.attempts) == (1, 2)
     assert await redis.get("n") == b"1"
@@ -147,12 +147,12 @@ async def test_a_server_that_refuses_to_tell_is_not_asked_for_twenty_seconds(
     """A user may set the marker and not read it: waiting does not give it that right."""
     async with wired(server) as it:
         why = "NOPERM User few has no permissions"
-        it.proxy.on("EXEC", CUT_BEFORE)
+        it.proxy.on("EXEC", Action.CUT_BEFORE)
         it.proxy.on(
             lambda words: (
                 words[0] == refused.encode() and b":commit:" in words[1] and (refused == "GET" or b"void" in words)
             ),
-            ERROR(why),
+            Action.answer_error(why),
             times=None,
         )
         began = now()
@@ -177,7 +177,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_client_without_a_time_limit_waits_for_its_answer(server: EmbeddedServer) -> None:
     """redis-py waits for it without an end, and so do transactions: they have no limit of their own."""
     async with wired(server, socket_timeout=None) as it:
-        rule = it.proxy.on("EXEC", HOLD_REPLY)
+        rule = it.proxy.on("EXEC", Action.HOLD_REPLY)
         running = asyncio.ensure_future(transaction(it.client, it.body, it.key))
         await rule.fired.wait()
         await asyncio.wait([running], timeout=1.5)
@@ -189,13 +189,13 @@ async def test_a_client_without_a_time_limit_waits_for_its_answer(server: Embedd
 async def test_the_limit_of_a_coordinator_is_an_argument(server: EmbeddedServer) -> None:
     """It holds for transactions, too, whatever the client says."""
     async with wired(server, socket_timeout=None) as it, Coordinator(it.client, response_timeout=0.5) as sync:
-        it.proxy.on("EXEC", SWALLOW_REPLY)
+        it.proxy.on("EXEC", Action.SWALLOW_REPLY)
         with pytest.raises(OutcomeUnknown):
             async with asyncio.timeout(4):
                 await transaction(sync, it.body, it.key)
         await prove(it.client)
         async with AsyncMultiLock(sync, ["{l}:1", "{l}:2"]) as lease:
-            it.proxy.on("EXEC", SWALLOW_REPLY)
+            it.proxy.on("EXEC", Action.SWALLOW_REPLY)
             with pytest.raises(OutcomeUnknown):
                 async with asyncio.timeout(4), lease.transaction() as tx:
                     await it.body(tx)
@@ -210,7 +210,7 @@ async def test_a_clean_up_has_an_end_without_a_time_limit(server: EmbeddedServer
         raise KeyError
 
     async with wired(server, socket_timeout=None) as it:
-        it.proxy.on("UNWATCH", SWALLOW_REPLY)
+        it.proxy.on("UNWATCH", Action.SWALLOW_REPLY)
         with pytest.raises(KeyError):
             async with asyncio.timeout(10):
                 await transaction(it.client, fails, it.key)
@@ -220,7 +220,7 @@ async def test_a_clean_up_has_an_end_without_a_time_limit(server: EmbeddedServer
 async def test_a_lost_question_is_asked_again_without_a_time_limit(server: EmbeddedServer) -> None:
     """`exactly_once` has 20 seconds to find out: one silent connection does not take all of them."""
     async with wired(server, socket_timeout=None) as it:
-        it.proxy.on("EXEC", CUT_BEFORE)
-        it.proxy.on(lambda words: words[0] == b"SET" and b"void" in words, SWALLOW_REPLY)
+        it.proxy.on("EXEC", Action.CUT_BEFORE)
+        it.proxy.on(lambda words: words[0] == b"SET" and b"void" in words, Action.SWALLOW_REPLY)
         done = await transaction(it.client, it.body, it.key, exactly_once=True)
         assert (done.attempts, await it.counted()) == (2, 1)

@@ -24,40 +24,29 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, Rule
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST
 from ..support.inside import read_through
-from ..support.proxy import (
-    CUT_AFTER,
-    CUT_AFTER_REPLY,
-    CUT_BEFORE,
-    CUT_INSIDE_REPLY,
-    DELAY_REPLY,
-    ERROR,
-    HOLD,
-    HOLD_REPLY,
-    SWALLOW_REPLY,
-    SWALLOW_REQUEST,
-    Action,
-    Rule,
-)
 from ..support.transactions import TIMEOUT, Wired, wired
 
 FAULTS: dict[str, Action] = {
-    "cut before": CUT_BEFORE,
-    "cut after": CUT_AFTER,
-    "cut inside the reply": CUT_INSIDE_REPLY,
-    "cut behind the reply": CUT_AFTER_REPLY,
-    "black-holed request": SWALLOW_REQUEST,
-    "swallowed reply": SWALLOW_REPLY,
-    "late reply": DELAY_REPLY(TIMEOUT / 4),
-    "reply later than the timeout": DELAY_REPLY(TIMEOUT * 2),
+    "cut before": Action.CUT_BEFORE,
+    "cut after": Action.CUT_AFTER,
+    "cut inside the reply": Action.CUT_INSIDE_REPLY,
+    "cut behind the reply": Action.CUT_AFTER_REPLY,
+    "black-holed request": Action.SWALLOW_REQUEST,
+    "swallowed reply": Action.SWALLOW_REPLY,
+    "late reply": Action.delay_reply(TIMEOUT / 4),
+    "reply later than the timeout": Action.delay_reply(TIMEOUT * 2),
 }
 ANSWERS: dict[str, Action] = {
-    "LOADING": ERROR("LOADING Redis is loading the dataset in memory"),
-    "READONLY": ERROR("READONLY You can't write against a read only replica."),
-    "EXECABORT": ERROR("EXECABORT Transaction discarded because of: MISCONF Errors writing to the AOF file"),
+    "LOADING": Action.answer_error("LOADING Redis is loading the dataset in memory"),
+    "READONLY": Action.answer_error("READONLY You can't write against a read only replica."),
+    "EXECABORT": Action.answer_error(
+        "EXECABORT Transaction discarded because of: MISCONF Errors writing to the AOF file"
+    ),
 }
 FAULTS |= ANSWERS
 COMMANDS = ("WATCH", "GET", "MULTI", "SET", "INCRBY", "EXEC")
@@ -93,7 +82,7 @@ async def _faulted(it: Wired, mode: str, point: str, fault: str, lease: Lease | 
         await run(it, mode, lease)
     except SyncError as error:
         outcome = error
-    if FAULTS[fault] in (SWALLOW_REQUEST, SWALLOW_REPLY):
+    if FAULTS[fault] in (Action.SWALLOW_REQUEST, Action.SWALLOW_REPLY):
         await it.proxy.cut()
     await wait_until(lambda: it.proxy.live <= 1, FAST, timeout=15)  # what was in flight has arrived, or never will
     await it.check_clean()
@@ -134,7 +123,7 @@ async def test_every_fault_at_every_command(server: EmbeddedServer, mode: str, p
 async def test_a_late_exec_is_void_when_the_marker_says_so(server: EmbeddedServer) -> None:
     """FAULTS fact 4: the first EXEC is still in a socket when the body runs again, and arrives after that."""
     async with wired(server) as it:
-        late = it.proxy.on("EXEC", HOLD)
+        late = it.proxy.on("EXEC", Action.HOLD)
         done = await transaction(it.client, it.body, it.key, exactly_once=True)
         assert (done.recovered, done.attempts, done.conflicts, done.value) == (False, 2, 0, 1)
         assert it.proxy.commands["EXEC"] == 2  # the second one, and what its new connection found out
@@ -154,7 +143,7 @@ async def test_the_marker_alone_makes_a_late_exec_void(server: EmbeddedServer) -
             tx.multi()
             tx.incr(it.done)
 
-        late = it.proxy.on("EXEC", HOLD)
+        late = it.proxy.on("EXEC", Action.HOLD)
         done = await transaction(it.client, body, it.key, exactly_once=True)
         assert (done.attempts, done.replies) == (2, (1,))
         late.release.set()
@@ -166,8 +155,8 @@ async def test_the_marker_alone_makes_a_late_exec_void(server: EmbeddedServer) -
 async def test_a_late_exec_that_overtakes_the_question_is_found(server: EmbeddedServer) -> None:
     """The other order: EXEC arrives after the timeout, but before the question."""
     async with wired(server) as it:
-        late = it.proxy.on("EXEC", HOLD)
-        question = it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, HOLD)
+        late = it.proxy.on("EXEC", Action.HOLD)
+        question = it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, Action.HOLD)
         running = asyncio.create_task(transaction(it.client, it.body, it.key, exactly_once=True))
         await question.fired.wait()
         late.release.set()
@@ -181,8 +170,8 @@ async def test_a_late_exec_that_overtakes_the_question_is_found(server: Embedded
 
 async def test_an_executed_exec_is_found_although_the_question_gets_lost_too(server: EmbeddedServer) -> None:
     async with wired(server) as it:
-        it.proxy.on("EXEC", CUT_AFTER)
-        asked = it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, CUT_AFTER, times=2)
+        it.proxy.on("EXEC", Action.CUT_AFTER)
+        asked = it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, Action.CUT_AFTER, times=2)
         done = await transaction(it.client, it.body, it.key, exactly_once=True)
         assert (done.recovered, asked.acted) == (True, 2)
         assert await it.counted() == 1
@@ -191,8 +180,8 @@ async def test_an_executed_exec_is_found_although_the_question_gets_lost_too(ser
 async def test_an_exec_that_never_came_is_found_although_the_question_gets_lost_too(server: EmbeddedServer) -> None:
     """The first "void" is our own: the second question must not take it for somebody else's."""
     async with wired(server) as it:
-        it.proxy.on("EXEC", CUT_BEFORE)
-        it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, CUT_AFTER)
+        it.proxy.on("EXEC", Action.CUT_BEFORE)
+        it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, Action.CUT_AFTER)
         done = await transaction(it.client, it.body, it.key, exactly_once=True)
         assert (done.recovered, done.attempts) == (False, 2)
         assert await it.counted() == 1
@@ -200,8 +189,8 @@ async def test_an_exec_that_never_came_is_found_although_the_question_gets_lost_
 
 async def test_a_marker_of_another_kind_or_none_means_not_known(server: EmbeddedServer) -> None:
     async with wired(server) as it:
-        lost = it.proxy.on("EXEC", HOLD_REPLY)
-        question = it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, HOLD)
+        lost = it.proxy.on("EXEC", Action.HOLD_REPLY)
+        question = it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, Action.HOLD)
         running = asyncio.create_task(transaction(it.client, it.body, it.key, exactly_once=True))
         await question.fired.wait()
         (marker,) = await it.direct.keys(f"{{{it.key}}}:commit:*")
@@ -218,7 +207,7 @@ async def test_a_marker_of_another_kind_or_none_means_not_known(server: Embedded
 
 async def test_a_void_exec_at_the_last_attempt_is_not_called_unknown(server: EmbeddedServer) -> None:
     async with wired(server) as it:
-        it.proxy.on("EXEC", CUT_BEFORE)
+        it.proxy.on("EXEC", Action.CUT_BEFORE)
         with pytest.raises(Unreachable, match="nothing was written"):
             await transaction(it.client, it.body, it.key, exactly_once=True, attempts=1)
         assert await it.counted() == 0
@@ -227,7 +216,7 @@ async def test_a_void_exec_at_the_last_attempt_is_not_called_unknown(server: Emb
 
 async def test_an_error_from_before_a_conflict_does_not_count_after_it(server: EmbeddedServer) -> None:
     """Redis answered in between. So what is in its way later is tried for ``retry_for`` again."""
-    loading = ERROR("LOADING Redis is loading the dataset in memory")
+    loading = Action.answer_error("LOADING Redis is loading the dataset in memory")
     async with wired(server, socket_timeout=5) as it, Coordinator(it.client, retry_for=1.2) as sync:
         it.proxy.on("WATCH", loading)
         refused: list[Rule] = []
@@ -254,7 +243,7 @@ async def test_an_error_from_before_a_conflict_does_not_count_after_it(server: E
 async def test_a_marker_is_not_trusted_for_ever(server: EmbeddedServer) -> None:
     """A minute after EXEC a "done" is forgotten: that none is there does not say that nothing was written."""
     async with wired(server, socket_timeout=1000) as it:
-        lost = it.proxy.on("EXEC", HOLD)
+        lost = it.proxy.on("EXEC", Action.HOLD)
         running = asyncio.create_task(transaction(it.client, it.body, it.key, exactly_once=True))
         await lost.fired.wait()
         await asyncio.sleep(100)
@@ -324,7 +313,7 @@ async def test_exec_is_not_sent_on_a_connection_whose_end_is_known(server: Embed
 async def test_another_connection_may_lead_to_another_server(server: EmbeddedServer, point: str) -> None:
     """A server that refuses all writes is no longer the primary: its connection is not used again."""
     async with wired(server) as it:
-        it.proxy.on(point, ERROR("READONLY You can't write against a read only replica."))
+        it.proxy.on(point, Action.answer_error("READONLY You can't write against a read only replica."))
         assert (await transaction(it.client, it.body, it.key)).attempts == 2
         assert it.proxy.commands["CLIENT"] > 0, "another connection has said who it is"
         assert await it.counted() == 1
@@ -332,7 +321,7 @@ async def test_another_connection_may_lead_to_another_server(server: EmbeddedSer
 
 async def test_exec_refused_does_nothing_and_leaves_no_multi_open(server: EmbeddedServer) -> None:
     async with wired(server) as it:
-        it.proxy.on("EXEC", ERROR("NOPERM User has no permissions to run the 'exec' command"))
+        it.proxy.on("EXEC", Action.answer_error("NOPERM User has no permissions to run the 'exec' command"))
         with pytest.raises(CommandRefused, match="NOPERM"):
             await transaction(it.client, it.body, it.key)
         assert await it.counted() == 0

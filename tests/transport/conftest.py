@@ -7,17 +7,19 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis as BlockingRedis
 
-from ..support.sentinels import GROUP, PATIENT, Group
+from redis_sync_aio.testing.servers import SentinelTopology
+
+from ..support.topologies import PATIENT
 
 
 @pytest.fixture(scope="session")
-def running_group() -> Iterator[Group]:
-    with Group(group=GROUP, down_after=PATIENT) as group:
+def running_group() -> Iterator[SentinelTopology]:
+    with SentinelTopology(down_after=PATIENT) as group:
         yield group
 
 
 @pytest.fixture
-def group(running_group: Group) -> Group:
+def group(running_group: SentinelTopology) -> SentinelTopology:
     """A primary, a replica and three sentinels, without a key. They stay as they are."""
     with BlockingRedis.from_url(running_group.primary.url) as client:
         client.flushall()

@@ -14,13 +14,12 @@ from redis.credentials import CredentialProvider
 
 from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing.servers import IndependentServers
+from redis_sync_aio.testing.servers import IndependentServers, SentinelTopology
 from redis_sync_aio.types import Push
 
 from ..support.body import FAST, waits
-from ..support.clusters import Nodes
 from ..support.inside import now, tuned
-from ..support.sentinels import Group
+from ..support.topologies import Nodes
 
 NAME = "connecting"
 NEVER_LOOK: dict[str, Any] = {"poll_cap": 300}
@@ -68,7 +67,7 @@ def place(request: pytest.FixtureRequest) -> Place:
         nodes: Nodes = request.getfixturevalue("nodes")
         return Place(lambda vault: nodes.client(credential_provider=vault), nodes.primaries, nodes.name_at(0, NAME))
     if request.param == "sentinel":
-        group: Group = request.getfixturevalue("group")
+        group: SentinelTopology = request.getfixturevalue("group")
         return Place(lambda vault: group.client(credential_provider=vault), [group.primary])
     server: EmbeddedServer = request.getfixturevalue("server")
     return Place(lambda vault: server.client(credential_provider=vault), [server])

@@ -20,8 +20,8 @@ from redis_sync_aio.types import Push
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from ..support.clusters import Nodes
 from ..support.inside import INBOX_PREFIX, hub_module, hubs
+from ..support.topologies import Nodes
 
 pytestmark = pytest.mark.real
 DROPPED = "was dropped without aclose()"

@@ -17,10 +17,10 @@ from redis.asyncio.sentinel import Sentinel
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaderElection, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
+from redis_sync_aio.testing.servers import SentinelTopology
 
 from ..support.embedded import free_port
 from ..support.inside import now
-from ..support.sentinels import Group
 
 RETRY_FOR = 60.0
 SOON = 30.0
@@ -116,7 +116,9 @@ async def test_sentinels_of_which_none_listens(port: int, push: Any) -> None:
 
 
 @PUSH
-async def test_a_sentinel_that_listens_is_found_behind_one_that_does_not(group: Group, port: int, push: Any) -> None:
+async def test_a_sentinel_that_listens_is_found_behind_one_that_does_not(
+    group: SentinelTopology, port: int, push: Any
+) -> None:
     sentinel: Any = Sentinel([("127.0.0.1", port), ("127.0.0.1", group.ports[0])])  # type: ignore[no-untyped-call]
     async with (
         sentinel.master_for(group.group) as redis,

@@ -14,11 +14,11 @@ from redis.asyncio import Redis
 from redis_sync_aio import Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import WrongContext
+from redis_sync_aio.testing.servers import SentinelTopology
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.clusters import Nodes
-from ..support.sentinels import GROUP, Group
+from ..support.topologies import Nodes
 
 NAMED = "from-url"
 QUICK_START = """
@@ -115,10 +115,10 @@ async def test_a_cluster(nodes: Nodes) -> None:
             await none_left(client)
 
 
-async def test_sentinel(group: Group) -> None:
+async def test_sentinel(group: SentinelTopology) -> None:
     """The clients of the sentinels are closed as well."""
     hosts = ",".join(f"{group.primary.host}:{port}" for port in group.ports)
-    await use(f"redis+sentinel://{hosts}/{GROUP}", sentinel_kwargs={"client_name": NAMED})
+    await use(f"redis+sentinel://{hosts}/{group.group}", sentinel_kwargs={"client_name": NAMED})
     for port in (group.primary.port, *group.ports):
         async with Redis(port=port or 0) as client:
             await none_left(client)

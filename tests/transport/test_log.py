@@ -30,10 +30,10 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import FaultProxy
 
 from ..support.body import FAST
 from ..support.inside import now
-from ..support.proxy import FaultProxy
 
 NAME = "told"
 

@@ -14,9 +14,9 @@ from redis.backoff import NoBackoff
 from redis_sync_aio import CommandRefused, Coordinator, Unreachable, transaction
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied
+from redis_sync_aio.testing.faults import Action, FaultProxy
 
 from ..support.inside import now
-from ..support.proxy import CUT_BEFORE, FaultProxy
 from ..support.transactions import increment
 
 RETRY_FOR = 5.0
@@ -74,7 +74,7 @@ async def test_a_refused_handshake_is_reported_immediately(
 async def test_a_proxy_that_hangs_up_at_hello(server: EmbeddedServer) -> None:
     """P12: the error says how locks work there; once is no reason, as a server that stops does the same."""
     async with FaultProxy(server) as proxy, proxy.client(protocol=2) as client:
-        hello = proxy.on("HELLO", CUT_BEFORE, times=None)
+        hello = proxy.on("HELLO", Action.CUT_BEFORE, times=None)
         async with Coordinator(client, retry_for=RETRY_FOR) as sync:
             locking = asyncio.ensure_future(lock(sync))
             await proxy.until(lambda: hello.acted == 2)

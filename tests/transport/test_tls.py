@@ -14,11 +14,11 @@ from redis.backoff import NoBackoff
 
 from redis_sync_aio import AsyncSemaphore, Coordinator, LeaseLost, Unreachable, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.faults import Action, FaultProxy
 from redis_sync_aio.types import Transaction
 
 from ..support.inside import hub_of, now
 from ..support.primitives import Exclusive
-from ..support.proxy import DELAY_REPLY, SWALLOW_REPLY, FaultProxy
 from ..support.tls import Tls, encrypted, make_tls
 from ..support.wire_sweep import (
     ANSWERS,
@@ -53,8 +53,8 @@ def url(server: EmbeddedServer, tls: Tls) -> Iterator[str]:
 PATIENT = {"socket_timeout": 30, "socket_connect_timeout": 30}
 BOUNDS = {"response_timeout": 3, "retry_for": 60}
 """Longer than a busy machine lets an answer wait. All faults are tried at the same time."""
-FAULTS = WIRE | {"LOADING": ANSWERS["LOADING"], "late reply": DELAY_REPLY(0.5)}
-FAULTS["reply later than the timeout"] = DELAY_REPLY(2 * BOUNDS["response_timeout"])
+FAULTS = WIRE | {"LOADING": ANSWERS["LOADING"], "late reply": Action.delay_reply(0.5)}
+FAULTS["reply later than the timeout"] = Action.delay_reply(2 * BOUNDS["response_timeout"])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_b3_a_silent_server_is_left_in_time(server: EmbeddedServer, tls: T
     """Nobody waits for its goodbye: neither the release that goes on elsewhere, nor who closes all."""
     async with wired(server, client=tls.options, tls=tls.context) as w:
         lease = await w.lock().acquire()
-        w.proxy.on(RELEASE, SWALLOW_REPLY)
+        w.proxy.on(RELEASE, Action.SWALLOW_REPLY)
         await lease.release()  # over another connection
         w.proxy.black_hole = True
         with anyio.fail_after(15):

@@ -35,12 +35,12 @@ from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed, PermissionDenied
 from redis_sync_aio.inspection import inspect
+from redis_sync_aio.testing.servers import SentinelTopology
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
-from ..support.clusters import SHARDS, Nodes
-from ..support.sentinels import Group
 from ..support.tls import encrypted, make_tls
+from ..support.topologies import SHARDS, Nodes
 
 
 def port_of(server: EmbeddedServer) -> int:
@@ -106,11 +106,11 @@ async def test_a_client_is_not_taken_for_one_that_is_gone(server: EmbeddedServer
 async def test_everything_works_in_a_cluster(nodes: Nodes) -> None:
     """At each shard; and closing the client leaves no connection behind."""
     for node in nodes.primaries:
-        await nodes.say(node, "FLUSHALL")
+        await nodes.call(node, "FLUSHALL")
     first = nodes.primaries[0]
 
     async def connected() -> int:
-        found = [await nodes.say(node, "CLIENT", "LIST") for node in nodes.primaries]
+        found = [await nodes.call(node, "CLIENT", "LIST") for node in nodes.primaries]
         return sum("name=clustered" in str(one) for one in found)
 
     async def gone() -> bool:
@@ -126,7 +126,7 @@ async def test_everything_works_in_a_cluster(nodes: Nodes) -> None:
     await wait_until(gone, FAST, timeout=30)
 
 
-async def test_the_primary_that_sentinels_name_is_used(group: Group) -> None:
+async def test_the_primary_that_sentinels_name_is_used(group: SentinelTopology) -> None:
     manager: Any = Sentinel([(group.primary.host, port) for port in group.ports])  # type: ignore[no-untyped-call]
     client = manager.master_for("main")
     await every_use(client)

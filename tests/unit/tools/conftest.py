@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing._resp import Frame, Splitter, encode
-from tests.support.proxy import FaultProxy
+from redis_sync_aio.testing.faults import FaultProxy
 
 A_WHILE = 0.05
 """Long enough for anything that may come to have come."""

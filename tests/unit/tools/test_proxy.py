@@ -14,17 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from redis_sync_aio.testing._resp import Splitter
-from tests.support.proxy import (
-    CUT_AFTER,
-    DROP,
-    ERROR,
-    HOLD,
-    HOLD_REPLY,
-    FaultProxy,
-    anything,
-    arg,
-    script,
-)
+from redis_sync_aio.testing.faults import Action, FaultProxy, anything, arg, script
 from tests.support.tls import make_tls
 
 from .conftest import Wire
@@ -56,7 +46,7 @@ def test_it_works_in_a_loop_of_uvloop(upstream: str) -> None:
         async with FaultProxy(upstream) as proxy, proxy.client() as client:
             proxy.fragment = 3
             assert await client.ping()
-            cut = proxy.on("ECHO", CUT_AFTER)
+            cut = proxy.on("ECHO", Action.CUT_AFTER)
             assert await client.echo("again") == b"again"  # redis-py has sent it twice
             assert (cut.acted, proxy.commands["ECHO"]) == (1, 2)
             await proxy.cut()
@@ -112,7 +102,7 @@ class TestPassing:
     async def test_a_mistake_in_a_test_is_not_hidden(self, upstream: str) -> None:
         async def mistaken() -> None:
             async with FaultProxy(upstream) as proxy:
-                proxy.on(lambda args: bool(args[99]), DROP)
+                proxy.on(lambda args: bool(args[99]), Action.DROP)
                 wire = Wire(*await asyncio.open_connection(proxy.host, proxy.port))
                 wire.send("PING")
                 assert await wire.rest() == b""
@@ -136,24 +126,24 @@ class TestMatching:
         assert not script(sha)([b"GET", sha.encode()])
 
     async def test_times_skip_and_cancel(self, proxy: FaultProxy, wire: Wire) -> None:
-        rule = proxy.on("ping", ERROR("ERR mine"), times=2, skip=1)
+        rule = proxy.on("ping", Action.answer_error("ERR mine"), times=2, skip=1)
         replies = [await wire.call("PING") for _ in range(4)]
         assert replies == [b"+PONG\r\n", b"-ERR mine\r\n", b"-ERR mine\r\n", b"+PONG\r\n"]
         assert (rule.hits, rule.acted, proxy.commands["PING"]) == (4, 2, 2)
-        endless = proxy.on("PING", ERROR("ERR more"), times=None)
+        endless = proxy.on("PING", Action.answer_error("ERR more"), times=None)
         assert {await wire.call("PING") for _ in range(5)} == {b"-ERR more\r\n"}
         endless.cancel()
         assert await wire.call("PING") == b"+PONG\r\n"
 
     async def test_the_first_rule_that_is_due_acts(self, proxy: FaultProxy, wire: Wire) -> None:
-        first, second = proxy.on(anything, ERROR("ERR 1")), proxy.on("PING", ERROR("ERR 2"))
+        first, second = proxy.on(anything, Action.answer_error("ERR 1")), proxy.on("PING", Action.answer_error("ERR 2"))
         assert [await wire.call("PING") for _ in range(3)] == [b"-ERR 1\r\n", b"-ERR 2\r\n", b"+PONG\r\n"]
         assert (first.hits, second.hits) == (3, 2)
 
 
 class TestSubscriptions:
     async def test_the_confirmation_is_the_reply(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
-        rule = proxy.on("SUBSCRIBE", HOLD_REPLY)
+        rule = proxy.on("SUBSCRIBE", Action.HOLD_REPLY)
         subscriber.send("SUBSCRIBE", "a", "b")
         await rule.fired.wait()
         assert await direct.publish("b", "x") == 1
@@ -164,18 +154,18 @@ class TestSubscriptions:
         assert kinds == [b"subscribe", b"subscribe", b"message"]
 
     async def test_a_push_is_no_reply(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
-        held = proxy.on("PING", HOLD)
+        held = proxy.on("PING", Action.HOLD)
         subscriber.send("PING")
         await held.fired.wait()
         await direct.publish("news", "x")
         assert b"message" in await subscriber.receive()
-        rule = proxy.on("PING", CUT_AFTER)
+        rule = proxy.on("PING", Action.CUT_AFTER)
         held.release.set()
         assert b"PONG" in (await subscriber.receive()).upper()
         assert not rule.fired.is_set()
 
     async def test_drop(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
-        rule = proxy.on_push(b"lost", DROP)
+        rule = proxy.on_push(b"lost", Action.DROP)
         await direct.publish("news", "lost")
         await direct.publish("news", "found")
         assert b"found" in await subscriber.receive()
@@ -183,7 +173,7 @@ class TestSubscriptions:
         assert rule.hits == 1
 
     async def test_hold(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
-        rule = proxy.on_push("x", HOLD)
+        rule = proxy.on_push("x", Action.HOLD)
         await direct.publish("news", "x")
         await rule.fired.wait()
         assert await subscriber.is_silent()

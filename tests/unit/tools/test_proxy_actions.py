@@ -12,24 +12,8 @@ from redis.asyncio import Redis
 from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing._resp import encode
+from redis_sync_aio.testing.faults import Action, FaultProxy, Rule
 from tests.support.body import FAST
-from tests.support.proxy import (
-    CUT_AFTER,
-    CUT_AFTER_REPLY,
-    CUT_BEFORE,
-    CUT_INSIDE_REPLY,
-    DELAY_REPLY,
-    DELAY_REQUEST,
-    DUPLICATE,
-    ERROR,
-    HOLD,
-    HOLD_REPLY,
-    SWALLOW_REPLY,
-    SWALLOW_REQUEST,
-    Action,
-    FaultProxy,
-    Rule,
-)
 
 from .conftest import Wire
 
@@ -40,16 +24,16 @@ pytestmark = pytest.mark.real
     ("wrong", "said"),
     [
         (lambda proxy: proxy.on("GET", "cut"), "action must be an Action such as Action.CUT_AFTER"),
-        (lambda proxy: proxy.on("GET", DELAY_REPLY), "action must be an Action such as Action.CUT_AFTER"),
-        (lambda proxy: proxy.on(5, CUT_AFTER), "match must be str, bytes or a predicate"),
-        (lambda proxy: proxy.on("GET", CUT_AFTER, times="once"), "times must be a whole number"),
-        (lambda proxy: proxy.on("GET", CUT_AFTER, skip=-1), "skip must be 0 or more"),
+        (lambda proxy: proxy.on("GET", Action.delay_reply), "action must be an Action such as Action.CUT_AFTER"),
+        (lambda proxy: proxy.on(5, Action.CUT_AFTER), "match must be str, bytes or a predicate"),
+        (lambda proxy: proxy.on("GET", Action.CUT_AFTER, times="once"), "times must be a whole number"),
+        (lambda proxy: proxy.on("GET", Action.CUT_AFTER, skip=-1), "skip must be 0 or more"),
         (lambda proxy: proxy.on_push("wake", None), "action must be an Action"),
-        (lambda proxy: proxy.on_push(None, HOLD), "match must be"),
-        (lambda proxy: proxy.on_push("wake", CUT_AFTER), "for replies, and a push has none"),
-        (lambda _: DELAY_REQUEST("long"), "seconds must be seconds"),  # type: ignore[arg-type]
-        (lambda _: DELAY_REPLY(-1), "seconds must be finite and not negative"),
-        (lambda _: ERROR(404), "text must be str or bytes"),  # type: ignore[arg-type]
+        (lambda proxy: proxy.on_push(None, Action.HOLD), "match must be"),
+        (lambda proxy: proxy.on_push("wake", Action.CUT_AFTER), "for replies, and a push has none"),
+        (lambda _: Action.delay("long"), "seconds must be seconds"),  # type: ignore[arg-type]
+        (lambda _: Action.delay_reply(-1), "seconds must be finite and not negative"),
+        (lambda _: Action.answer_error(404), "text must be str or bytes"),  # type: ignore[arg-type]
         (lambda _: Action(request="cut"), "request must be a coroutine function of a Passage"),  # type: ignore[arg-type]
         (lambda _: FaultProxy(6379), "upstream must be an EmbeddedServer"),  # type: ignore[arg-type]
         (lambda _: FaultProxy(("127.0.0.1", "6379")), "upstream must be"),  # type: ignore[arg-type]
@@ -63,7 +47,7 @@ def test_a_wrong_argument_is_refused_where_it_is_given(wrong: Callable[[FaultPro
 
 class TestActions:
     async def test_cut_before(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", CUT_BEFORE)
+        rule = proxy.on("INCR", Action.CUT_BEFORE)
         wire.send("SET", "k", 0)
         wire.send("INCR", "k")
         wire.send("INCR", "k")
@@ -78,7 +62,7 @@ class TestActions:
         assert (rule.hits, proxy.commands["INCR"], proxy.live) == (1, 0, 0)
 
     async def test_cut_after(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("BLPOP", CUT_AFTER)
+        rule = proxy.on("BLPOP", Action.CUT_AFTER)
         wire.send("BLPOP", "k", 0)
         assert await wire.is_silent()
         assert not rule.fired.is_set()
@@ -89,7 +73,7 @@ class TestActions:
 
     async def test_cut_inside_reply(self, proxy: FaultProxy, wire: Wire) -> None:
         await wire.call("SET", "k", "v" * 100)
-        rule = proxy.on("GET", CUT_INSIDE_REPLY)
+        rule = proxy.on("GET", Action.CUT_INSIDE_REPLY)
         wire.send("GET", "k")
         wire.send("PING")
         reply = b"$100\r\n" + b"v" * 100 + b"\r\n"
@@ -97,7 +81,7 @@ class TestActions:
         assert rule.fired.is_set()
 
     async def test_swallow_reply(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", SWALLOW_REPLY)
+        rule = proxy.on("INCR", Action.SWALLOW_REPLY)
         wire.send("INCR", "k")
         await rule.fired.wait()
         assert await direct.get("k") == "1"
@@ -110,7 +94,7 @@ class TestActions:
 
     async def test_swallow_request(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
         await wire.call("SUBSCRIBE", "news")
-        rule = proxy.on("PING", SWALLOW_REQUEST)
+        rule = proxy.on("PING", Action.SWALLOW_REQUEST)
         wire.send("PING")
         await rule.fired.wait()
         wire.send("UNSUBSCRIBE", "news")
@@ -120,7 +104,7 @@ class TestActions:
         assert (proxy.commands["UNSUBSCRIBE"], proxy.live) == (0, 1)
 
     async def test_delay_reply(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", DELAY_REPLY(0.2))
+        rule = proxy.on("INCR", Action.delay_reply(0.2))
         started = asyncio.get_running_loop().time()
         wire.send("INCR", "k")
         wire.send("PING")
@@ -130,7 +114,7 @@ class TestActions:
         assert asyncio.get_running_loop().time() - started >= 0.2
 
     async def test_delay_request(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", DELAY_REQUEST(0.2))
+        rule = proxy.on("INCR", Action.delay(0.2))
         started = asyncio.get_running_loop().time()
         wire.send("INCR", "k")
         wire.send("GET", "k")
@@ -140,7 +124,7 @@ class TestActions:
         assert asyncio.get_running_loop().time() - started >= 0.2
 
     async def test_duplicate(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", DUPLICATE)
+        rule = proxy.on("INCR", Action.DUPLICATE)
         wire.send("INCR", "k")
         wire.send("GET", "k")
         assert [await wire.receive() for _ in range(2)] == [b":1\r\n", b"$1\r\n2\r\n"]
@@ -148,7 +132,10 @@ class TestActions:
         assert (rule.hits, proxy.commands["INCR"]) == (1, 2)
 
     async def test_error_comes_in_its_turn(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        before, rule = proxy.on("PING", HOLD_REPLY), proxy.on("INCR", ERROR("READONLY You can't write"))
+        before, rule = (
+            proxy.on("PING", Action.HOLD_REPLY),
+            proxy.on("INCR", Action.answer_error("READONLY You can't write")),
+        )
         for args in (["PING"], ["INCR", "k"], ["INCR", "k"], ["PING"]):
             wire.send(*args)
         await before.fired.wait()
@@ -163,7 +150,7 @@ class TestActions:
     async def test_cut_after_reply(self, proxy: FaultProxy, wire: Wire) -> None:
         await wire.call("HELLO", 3)
         await wire.call("SUBSCRIBE", "news")
-        rule = proxy.on("PUBLISH", CUT_AFTER_REPLY, skip=1)
+        rule = proxy.on("PUBLISH", Action.CUT_AFTER_REPLY, skip=1)
         assert await wire.call("PUBLISH", "news", "x") == b":1\r\n"
         assert b"message" in await wire.receive()
         wire.send("PUBLISH", "news", "y")
@@ -171,7 +158,7 @@ class TestActions:
         assert rule.fired.is_set()
 
     async def test_hold(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", HOLD)
+        rule = proxy.on("INCR", Action.HOLD)
         wire.send("INCR", "k")
         wire.send("PING")
         await rule.fired.wait()
@@ -181,7 +168,7 @@ class TestActions:
         assert [await wire.receive() for _ in range(2)] == [b":1\r\n", b"+PONG\r\n"]
 
     async def test_hold_reply(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", HOLD_REPLY)
+        rule = proxy.on("INCR", Action.HOLD_REPLY)
         wire.send("INCR", "k")
         await rule.fired.wait()
         assert await direct.get("k") == "1"
@@ -192,7 +179,7 @@ class TestActions:
     async def test_a_held_command_reaches_the_server_after_its_client_has_gone(
         self, proxy: FaultProxy, wire: Wire, direct: Redis
     ) -> None:
-        rule = proxy.on("INCR", HOLD)
+        rule = proxy.on("INCR", Action.HOLD)
         wire.send("INCR", "k")
         await rule.fired.wait()
         await wire.close()
@@ -215,7 +202,7 @@ class TestControls:
 
     async def test_cut(self, proxy: FaultProxy, wire: Wire, wires: Callable[[], Any], direct: Redis) -> None:
         other = await wires()
-        held = proxy.on("INCR", HOLD)
+        held = proxy.on("INCR", Action.HOLD)
         wire.send("INCR", "k")
         await held.fired.wait()
         await other.call("PING")
@@ -292,7 +279,13 @@ class TestControls:
         rules: list[Rule] = []
         async with FaultProxy(upstream) as proxy:
             opened = [Wire(*await asyncio.open_connection(proxy.host, proxy.port)) for _ in range(5)]
-            for action in (HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, DELAY_REPLY(60)):
+            for action in (
+                Action.HOLD,
+                Action.HOLD_REPLY,
+                Action.SWALLOW_REPLY,
+                Action.SWALLOW_REQUEST,
+                Action.delay_reply(60),
+            ):
                 rules.append(proxy.on("PING", action))
             for wire in opened:
                 wire.send("PING")

@@ -1,6 +1,6 @@
-"""The cluster of `redis_sync_aio.testing`, and what only this suite does with it.
+"""The cluster of `redis_sync_aio.testing`, and what only this suite does with it; how patient its sentinels are.
 
-async with cluster(replicas=1) as it:
+async with Nodes(replicas=1) as it:
     async with it.client() as client:
         await it.move(it.slot("name"), it.owner("name"), it.primaries[1])
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence, Sized
+from collections.abc import AsyncIterator, Sized
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,8 @@ from .inside import Cluster, tuned
 SOON = Backoff(initial=0.01, cap=0.05)
 SLOTS = 16384
 SHARDS = 3
+PATIENT = 600.0
+"""Seconds of silence after which sentinels count a primary as dead that is not to die: a busy machine is no death."""
 EVEN = [-(-SLOTS * number // SHARDS) for number in range(SHARDS + 1)]
 
 
@@ -47,17 +49,13 @@ class Nodes(ClusterTopology):
         self._admins.clear()
         super().stop()
 
-    async def say(self, node: EmbeddedServer, *words: Any) -> Any:
-        """Run a command on one node."""
-        return await self.call(node, *words)
-
     async def can_move_at_once(self) -> bool:
         """Return whether the server moves a slot with all its keys in one step."""
-        return "MIGRATESLOTS" in str(await self.say(self.primaries[0], "CLUSTER", "HELP"))
+        return "MIGRATESLOTS" in str(await self.call(self.primaries[0], "CLUSTER", "HELP"))
 
     async def move_at_once(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
         """Migrate a slot in one step."""
-        await self.say(source, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[target])
+        await self.call(source, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[target])
 
         async def is_there() -> bool:
             return slot in await self.slots(target)
@@ -68,26 +66,6 @@ class Nodes(ClusterTopology):
         """Return when no two nodes think that they have the slot."""
         while sum([slot in await self.slots(node) for node in self.primaries]) != 1:
             await asyncio.to_thread(time.sleep, 0.01)  # in real time, wherever: nodes talk to each other
-
-    async def follows(self, replica: EmbeddedServer) -> None:
-        """Return when it has the data of its primary."""
-
-        async def up() -> bool:
-            async with replica.client() as client:
-                return bool((await client.info("replication")).get("master_link_status") == "up")
-
-        await wait_until(up, SOON, timeout=60)
-
-
-@asynccontextmanager
-async def cluster(replicas: int = 0, bounds: Sequence[int] = EVEN, *, debug: bool = False) -> AsyncIterator[Nodes]:
-    """Start the nodes; they agree with each other when this returns. ``replicas``: 0, or 1 for each shard.
-
-    ``bounds``: the first slot of each shard, and `SLOTS`. ``debug``: let the nodes take DEBUG commands. Only with one
-    of the two a node that is silent for a second counts as failing.
-    """
-    async with Nodes(SHARDS, replicas, bounds=bounds, isolation=debug) as nodes:
-        yield nodes
 
 
 @asynccontextmanager
@@ -117,14 +95,14 @@ async def moved_back(nodes: Nodes, name: str) -> AsyncIterator[None]:
 async def user(nodes: Nodes, *rights: str, at: tuple[int, ...] = tuple(range(SHARDS))) -> AsyncIterator[RedisCluster]:
     """Yield a client of a user who has these rights, and is known to some shards only."""
     for number, node in enumerate(nodes.primaries):
-        await nodes.say(node, "ACL", "DELUSER", "some")
+        await nodes.call(node, "ACL", "DELUSER", "some")
         if number in at:
-            await nodes.say(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*", *rights)
+            await nodes.call(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*", *rights)
     client = nodes.client(username="some", password="x")
     yield client
     await client.aclose()
     for node in nodes.primaries:
-        await nodes.say(node, "ACL", "DELUSER", "some")
+        await nodes.call(node, "ACL", "DELUSER", "some")
 
 
 async def learn_of_moves(client: RedisCluster, answer: str = "") -> Cluster:
