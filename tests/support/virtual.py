@@ -23,9 +23,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import hiredis
@@ -53,8 +54,8 @@ TALK = 0.002
 """Seconds at most that nodes have to talk to each other, which they do in real time, whenever tasks wait."""
 MANY = 100
 """For each so many keys they may be off by one millisecond more: to shift them takes longer."""
-PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"SPUBLISH", b"CLIENT", b"EXEC"})
-"""After these there may be something for others: a push, or the end of their connection."""
+PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"SPUBLISH", b"EXEC"})
+"""After these there may be a push for others; after CLIENT KILL the end of their connection."""
 SUBSCRIBING = frozenset({b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"})
 PONGS = (b"+PONG\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
 SHIFT = """
@@ -109,9 +110,16 @@ def virtual_time(clock: Callable[[], float]) -> Iterator[None]:
 
 
 def _replace(name: str, old: object, new: object) -> None:
-    for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] in ("redis_sync_aio", "tests") and getattr(module, name, None) is old:
+    for module in _with_clock(name, len(sys.modules)):
+        if getattr(module, name) is old:
             setattr(module, name, new)
+
+
+@lru_cache(maxsize=2)
+def _with_clock(name: str, _imported: int) -> list[ModuleType]:
+    """Return our modules that have this name. There are more only when more modules have been imported."""
+    ours = [module for path, module in sys.modules.items() if path.startswith(("redis_sync_aio", "tests"))]
+    return [module for module in ours if hasattr(module, name)]
 
 
 # -- The server ----------------------------------------------------------------------------------------------------
@@ -376,8 +384,9 @@ class ToServer(Socket):
         self._loop.set_servers()
         self._follow(name)
         said = self._ask(in_time(words, self._time()), name.lower() if name in SUBSCRIBING else None)
-        if name in PUBLISHING and not self._queueing:
-            self._collect_others(name == b"CLIENT")
+        kills = name == b"CLIENT" and words[1].upper() == b"KILL"
+        if (kills or name in PUBLISHING) and not self._queueing:
+            self._collect_others(kills)
         return said
 
     def _collect_others(self, kills: bool) -> None:
