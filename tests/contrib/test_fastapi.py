@@ -323,7 +323,9 @@ async def test_two_holds_of_a_name_in_a_request_are_one_lease_which_ends_with_th
 ) -> None:
     """The second one does not wait for the first. One ends before the response, the other one after it."""
     app, lock, permits = make_app(), other.lock("order:1"), other.semaphore("export", limit=None)
-    short, long = (hold_lock("order:{order_id:int}", timeout=0, scope=scope) for scope in ("function", "request"))
+    short, long = (
+        hold_lock("order:{order_id:int}", timeout=0, ttl=9, scope=scope) for scope in ("function", "request")
+    )
     for_router, for_endpoint = (short, long) if first == "short" else (long, short)
     router = APIRouter(dependencies=[for_router, hold_permit("export", limit=1, timeout=0)])
 

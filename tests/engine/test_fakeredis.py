@@ -39,7 +39,7 @@ from redis_sync_aio.compat import Lock
 from redis_sync_aio.errors import PartiallyApplied
 from redis_sync_aio.types import Transaction
 
-from ..support.inside import close_implicit, hub_of
+from ..support.inside import close_implicit, hub_of, tuned
 
 pytestmark = pytest.mark.real
 
@@ -85,7 +85,7 @@ async def increment(tx: Transaction) -> int:
 
 async def test_p5_a10_all_tasks_are_cancelled(client: Redis) -> None:
     """As at the end of a loop: a task reads replies; what is sent afterwards is sent all the same."""
-    async with Coordinator(client, push="never") as sync:
+    async with tuned(client, push="never", response_timeout=1) as sync:
         lease = await AsyncLock(sync, NAME).acquire()
         under_way = asyncio.create_task(AsyncLock(sync, NAME).statistics())
         while not (reading := [it for it in asyncio.all_tasks() if it.get_name() == "redis_sync_aio replies"]):

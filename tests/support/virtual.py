@@ -604,7 +604,9 @@ class VirtualLoop(IdleLoop):
         except OSError:  # it has too many clients
             wire.close()
             raise
-        self.nodes_talk |= b"_mode:cluster" in found or b"_mode:sentinel" in found
+        if b"_mode:cluster" in found:
+            self.nodes_talk |= b"cluster_known_nodes:1\r" not in wire.ask_all((b"CLUSTER", b"INFO"))
+        self.nodes_talk |= b"_mode:sentinel" in found
         run_id = found.partition(b"run_id:")[2].partition(b"\r\n")[0] or str(address).encode()  # it wants a password
         if run_id not in self._clocks:
             self._clocks[run_id] = ServerClock(Wire(address))
