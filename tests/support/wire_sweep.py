@@ -19,17 +19,23 @@ from .wired import ACQUIRE, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, W
 C = TypeVar("C")
 LIMIT = 5
 SEVERAL = replace(SEMAPHORE, label="semaphore(5)", own={"limit": LIMIT})
-WIRE: dict[str, Action] = {
-    "cut before": Action.CUT_BEFORE,
-    "cut after": Action.CUT_AFTER,
-    "cut inside the reply": Action.CUT_INSIDE_REPLY,
-    "cut behind the reply": Action.CUT_AFTER_REPLY,
-    "black-holed request": Action.SWALLOW_REQUEST,
-    "swallowed reply": Action.SWALLOW_REPLY,
-    "late reply": Action.delay_reply(RESPONSE_TIMEOUT / 3),
-    "reply later than the timeout": Action.delay_reply(RESPONSE_TIMEOUT * 2),
-    "twice": Action.DUPLICATE,
-}
+
+
+def wire_faults(timeout: float) -> dict[str, Action]:
+    """Return what the wire may do to a command whose reply is awaited for ``timeout`` seconds."""
+    return {
+        "cut before": Action.CUT_BEFORE,
+        "cut after": Action.CUT_AFTER,
+        "cut inside the reply": Action.CUT_INSIDE_REPLY,
+        "cut behind the reply": Action.CUT_AFTER_REPLY,
+        "black-holed request": Action.SWALLOW_REQUEST,
+        "swallowed reply": Action.SWALLOW_REPLY,
+        "late reply": Action.delay_reply(timeout / 3),
+        "reply later than the timeout": Action.delay_reply(timeout * 2),
+    }
+
+
+WIRE: dict[str, Action] = wire_faults(RESPONSE_TIMEOUT) | {"twice": Action.DUPLICATE}
 ANSWERS: dict[str, Action] = {
     text.split(" ")[0]: Action.answer_error(text)
     for text in (

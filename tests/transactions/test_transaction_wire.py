@@ -30,17 +30,8 @@ from redis_sync_aio.types import Transaction
 from ..support.body import FAST
 from ..support.inside import read_through
 from ..support.transactions import TIMEOUT, Wired, wired
+from ..support.wire_sweep import wire_faults
 
-FAULTS: dict[str, Action] = {
-    "cut before": Action.CUT_BEFORE,
-    "cut after": Action.CUT_AFTER,
-    "cut inside the reply": Action.CUT_INSIDE_REPLY,
-    "cut behind the reply": Action.CUT_AFTER_REPLY,
-    "black-holed request": Action.SWALLOW_REQUEST,
-    "swallowed reply": Action.SWALLOW_REPLY,
-    "late reply": Action.delay_reply(TIMEOUT / 4),
-    "reply later than the timeout": Action.delay_reply(TIMEOUT * 2),
-}
 ANSWERS: dict[str, Action] = {
     "LOADING": Action.answer_error("LOADING Redis is loading the dataset in memory"),
     "READONLY": Action.answer_error("READONLY You can't write against a read only replica."),
@@ -48,7 +39,7 @@ ANSWERS: dict[str, Action] = {
         "EXECABORT Transaction discarded because of: MISCONF Errors writing to the AOF file"
     ),
 }
-FAULTS |= ANSWERS
+FAULTS = wire_faults(TIMEOUT) | ANSWERS
 COMMANDS = ("WATCH", "GET", "MULTI", "SET", "INCRBY", "EXEC")
 MODES = ("plain", "idempotent", "exactly once", "guarded")
 

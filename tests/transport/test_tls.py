@@ -23,7 +23,6 @@ from ..support.tls import Tls, encrypted, make_tls
 from ..support.wire_sweep import (
     ANSWERS,
     PUSHES,
-    WIRE,
     Case,
     Operation,
     acquire_contended,
@@ -31,6 +30,7 @@ from ..support.wire_sweep import (
     acquire_pushed,
     release,
     sweep,
+    wire_faults,
 )
 from ..support.wired import RELEASE, SOON, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -53,8 +53,7 @@ def url(server: EmbeddedServer, tls: Tls) -> Iterator[str]:
 PATIENT = {"socket_timeout": 30, "socket_connect_timeout": 30}
 BOUNDS = {"response_timeout": 3, "retry_for": 60}
 """Longer than a busy machine lets an answer wait. All faults are tried at the same time."""
-FAULTS = WIRE | {"LOADING": ANSWERS["LOADING"], "late reply": Action.delay_reply(0.5)}
-FAULTS["reply later than the timeout"] = Action.delay_reply(2 * BOUNDS["response_timeout"])
+FAULTS = wire_faults(BOUNDS["response_timeout"]) | {"twice": Action.DUPLICATE, "LOADING": ANSWERS["LOADING"]}
 
 
 @pytest.mark.parametrize(
