@@ -35,11 +35,12 @@ from redis_sync_aio import (
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import PermissionDenied, StaleFence, TransactionMisuse
+from redis_sync_aio.testing.servers import SLOTS
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, for_ever, waits
 from ..support.inside import Cluster, hub_of
-from ..support.topologies import SHARDS, SLOTS, Nodes, user
+from ..support.topologies import SHARDS, Nodes, user
 
 EVERY_SHARD = range(SHARDS)
 

@@ -14,7 +14,7 @@ from redis.asyncio.cluster import ClusterNode, NodesManager
 
 from redis_sync_aio import AsyncLock, Backoff, Coordinator, Lease, LeaseLost, Unreachable, transaction, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing.servers import SentinelTopology, link_is_up
+from redis_sync_aio.testing.servers import SLOTS, SentinelTopology, link_is_up
 from redis_sync_aio.types import Transaction
 
 from ..support.body import FAST, waits
@@ -30,7 +30,7 @@ from ..support.inside import (
     close_implicit,
     now,
 )
-from ..support.topologies import SHARDS, SLOTS, Nodes, enough, learn_of_moves, moved_back, processes
+from ..support.topologies import SHARDS, Nodes, enough, learn_of_moves, moved_back, processes
 
 TTL = 60.0
 """Longer than any failover takes here."""

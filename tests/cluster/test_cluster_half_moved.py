@@ -20,11 +20,12 @@ from redis_sync_aio import (
     LeaseLost,
     wait_until,
 )
+from redis_sync_aio.testing.servers import SOON
 from redis_sync_aio.types import GuardingLease
 
 from ..support.body import FAST, waits
 from ..support.pairwise import first_of
-from ..support.topologies import SOON, Nodes, moved_back, processes
+from ..support.topologies import Nodes, moved_back, processes
 
 TTL = 30.0
 """Longer than a slot stays half moved here."""

@@ -18,11 +18,12 @@ from redis.exceptions import ResponseError
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Lease, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing.servers import SLOTS
 
 from ..support.body import FAST, waits
 from ..support.inside import cluster_link_of, hub_of, lock_keys
 from ..support.rights import CHANNELS, KEYS, LOCKS, SHARDED_TOO
-from ..support.topologies import EVEN, SHARDS, SLOTS, Nodes, moved_back, processes, user
+from ..support.topologies import EVEN, SHARDS, Nodes, moved_back, processes, user
 
 pytestmark = pytest.mark.real
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,17 +18,15 @@ from redis.asyncio.sentinel import Sentinel
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing.servers import SentinelTopology
+from redis_sync_aio.testing.servers import SLOTS, SentinelTopology
 from redis_sync_aio.types import Client
 
 from ..conftest import SELDOM, MakeClient
 from ..support.inside import tuned
 from ..support.options import OPTIONS
 from ..support.primitives import KINDS, LOCK, SHARED, WATCHED, Primitive
-from ..support.topologies import PATIENT, SLOTS, Nodes
+from ..support.topologies import PATIENT, Nodes
 from ..support.virtual import ToServer
-
-T = TypeVar("T")
 
 WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # options of the client, and of the coordinator

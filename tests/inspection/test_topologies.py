@@ -12,10 +12,10 @@ from redis_sync_aio import CommandRefused, Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import inspect
 from redis_sync_aio.testing.faults import FaultProxy
-from redis_sync_aio.testing.servers import QUICKLY, SentinelTopology
+from redis_sync_aio.testing.servers import QUICKLY, SLOTS, SentinelTopology
 from tests.support.inspecting import seen
 from tests.support.processes import Crew
-from tests.support.topologies import PATIENT, SHARDS, SLOTS, Nodes, moved_back
+from tests.support.topologies import PATIENT, SHARDS, Nodes, moved_back
 
 
 async def test_all_primaries_of_a_cluster_are_read(nodes: Nodes) -> None:

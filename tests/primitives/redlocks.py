@@ -10,13 +10,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    AsyncRedlock,
-    Backoff,
-    Coordinator,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, AsyncRedlock, Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.testing.faults import FaultProxy
 from redis_sync_aio.types import RedlockLease

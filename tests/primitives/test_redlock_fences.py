@@ -6,10 +6,7 @@ import asyncio
 
 import pytest
 
-from redis_sync_aio import (
-    Unreachable,
-    wait_until,
-)
+from redis_sync_aio import Unreachable, wait_until
 from redis_sync_aio.testing.faults import Action
 
 from ..support.wired import RENEW

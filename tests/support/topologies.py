@@ -16,14 +16,12 @@ from typing import Any
 from redis import Redis as BlockingRedis
 from redis.asyncio import RedisCluster
 
-from redis_sync_aio import Backoff, Coordinator, wait_until
+from redis_sync_aio import Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.testing.servers import ClusterTopology
+from redis_sync_aio.testing.servers import SLOTS, SOON, ClusterTopology
 
 from .inside import Cluster, tuned
 
-SOON = Backoff(initial=0.01, cap=0.05)
-SLOTS = 16384
 SHARDS = 3
 PATIENT = 600.0
 """Seconds of silence after which sentinels count a primary as dead that is not to die: a busy machine is no death."""
