@@ -35,21 +35,24 @@ NAME = "cli:job"
 COUNTS = """
 import os, signal, sys, threading
 seen, numbers = [], (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 def listen():
     while True:
         seen.append(signal.sigwait(numbers))
-        print("got", int(seen[-1]), flush=True)
+        say("got", int(seen[-1]))
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 threading.Thread(target=listen, daemon=True).start()
-print("ready", os.getpid(), flush=True)
+say("ready", os.getpid())
 for line in sys.stdin:
     if line == "end\\n":
         break
-    print("read", line, end="", flush=True)
-print("seen", *map(int, seen), flush=True)
+    say("read", line.rstrip())
+say("seen", *map(int, seen))
 """
 """Tells each signal that comes, and in the end all of them. A handler of Python would not run for a signal that comes
-just before a read begins, until that read has ended."""
+just before a read begins, until that read has ended. Each line is one write: print() writes its end separately, and the
+other thread, or what a terminal echoes, may come in between."""
 FAMILY = """
 import signal, subprocess, sys, time
 if {stubborn}:
