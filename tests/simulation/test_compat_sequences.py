@@ -27,9 +27,11 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockNotOwnedError
 
+from redis_sync_aio import wait_until
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.body import FAST
 from ..support.inside import close_implicit
 from ..support.options import OPTIONS
 
@@ -187,6 +189,10 @@ class World:
         else:
             await self.client.persist(name)
 
+    async def unqueued(self) -> bool:
+        """Whether each request that gave up was withdrawn: until then a release may hand the lock over to it."""
+        return not await self.client.exists(*(f"{{{name}}}:queue" for name in NAMES))
+
     async def state(self) -> list[Any]:
         raw = [await self.client.execute_command("GET", name, NEVER_DECODE=True) for name in NAMES]  # type: ignore[no-untyped-call]
         ttls = [await self.client.pttl(name) for name in NAMES]
@@ -262,6 +268,7 @@ async def step(stock: World, ours: World, known: list[Acquired], it: Step) -> bo
         before, stale = lock.local.token, acquired.stale(who, lock)
         theirs = await stock.call(who, stock.locks[number], call)
         outcome = await ours.call(who, lock, call)
+        await wait_until(ours.unqueued, FAST, timeout=60)
         note(f"{it}: {theirs} | {outcome}")
         acquired.told(who, call, before, lock, outcome)
         if theirs != outcome:
