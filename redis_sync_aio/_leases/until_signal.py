@@ -110,7 +110,9 @@ class UntilSignal:
             return False
         ending = self._start()
         try:
-            if error is None or _is_refusal(error):
+            # A body that is cancelled may still end with a refusal that it met before. The drain has ended then, and
+            # the cancellation is due again at the next await: there must be none until it is taken back.
+            if self._guard is None and (error is None or _is_refusal(error)):
                 await asyncio.wait([ending])  # other tasks may hold leases
         finally:
             await cancelled(ending)

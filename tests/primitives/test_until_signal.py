@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, LeaderElection, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
+from redis_sync_aio.types import Term
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
 from ..support.inside import now
@@ -195,6 +196,14 @@ def send() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
+def send_after(turns: int) -> None:
+    """Send the signal in a later turn of the loop."""
+    if turns:
+        asyncio.get_running_loop().call_soon(send_after, turns - 1)
+    else:
+        send()
+
+
 async def ends_the_program(main: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(SystemExit) as end:
         async with asyncio.timeout(30):
@@ -328,6 +337,37 @@ async def test_a_request_of_a_body_is_refused_or_cancelled_with_it(sync: Coordin
 
     await ends_the_program(main)
     assert ends == ["cancelled"]
+
+
+@pytest.mark.parametrize("what", ["election", "inner locks"])
+async def test_a_signal_any_number_of_turns_after_a_body_began(redis: Redis, what: str) -> None:
+    """It ends the program also where it meets a grant, a refusal or a release; its cancellation leaves no trace."""
+    begun = False
+
+    async def lead(term: Term) -> None:
+        nonlocal begun
+        begun = True
+        await for_ever()
+
+    async def nest(sync: Coordinator) -> None:
+        nonlocal begun
+        async with sync.lock(JOB):
+            while True:
+                async with sync.lock("more"):
+                    begun = True
+
+    async def main() -> None:
+        async with Coordinator(redis) as sync, sync.until_signal(drain=DRAINS):
+            send_after(turns)
+            await (nest(sync) if what == "inner locks" else sync.election("leader").run(lead))
+
+    turns = 0
+    while not begun or turns < 60:
+        await ends_the_program(main)
+        await assert_undisturbed()
+        assert not await AsyncLock(redis, JOB).locked()
+        assert await LeaderElection(redis, "leader").leader() is None
+        turns += 1
 
 
 async def test_a_body_that_takes_too_long_is_cancelled_and_its_own_error_is_raised(sync: Coordinator) -> None:
