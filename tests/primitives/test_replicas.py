@@ -53,6 +53,11 @@ MAKES: dict[str, Callable[..., Any]] = {
 EXCLUSIVE = ["lock", "shared lock", "semaphore", "writer"]
 
 
+def blocked_by_wait(clients: list[dict[str, str]]) -> list[str]:
+    """Return the ids of the clients that a WAIT blocks."""
+    return [it["id"] for it in clients if it["cmd"] == "wait" and "b" in it["flags"]]
+
+
 class Pair:
     """A primary and its replica."""
 
@@ -72,11 +77,7 @@ class Pair:
     def clients(self, blocked: bool = False) -> list[str]:
         """Return the ids of the clients; ``blocked``: of those that a WAIT blocks."""
         found = self.admin.client_list()
-        return (
-            [it["id"] for it in found if it["cmd"] == "wait" and "b" in it["flags"]]
-            if blocked
-            else [it["id"] for it in found if it["cmd"] != "replconf"]
-        )
+        return blocked_by_wait(found) if blocked else [it["id"] for it in found if it["cmd"] != "replconf"]
 
     async def blocks(self) -> bool:
         """Return whether a WAIT blocks a client."""
@@ -392,10 +393,10 @@ async def test_d6_a_failover_after_the_grant() -> None:
         await group.cut_replication()
         task = asyncio.create_task(lock.acquire())
 
-        async def granted() -> bool:
-            return bool(await group.call(group.primary, "EXISTS", NAME))
+        async def blocks() -> bool:
+            return bool(blocked_by_wait(await group.call(group.primary, "CLIENT LIST")))
 
-        await wait_until(granted, FAST, timeout=LONG)
+        await wait_until(blocks, FAST, timeout=LONG)
         group.primary.kill()
         group.replica.resume()
         await group.promoted()
