@@ -22,7 +22,7 @@ SEVERAL = replace(SEMAPHORE, label="semaphore(5)", own={"limit": LIMIT})
 
 
 def wire_faults(timeout: float) -> dict[str, Action]:
-    """Return what the wire may do to a command whose reply is awaited for ``timeout`` seconds."""
+    """Return the faults of the wire for a command whose reply is awaited for ``timeout`` seconds."""
     return {
         "cut before": Action.CUT_BEFORE,
         "cut after": Action.CUT_AFTER,
