@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import CancelledError
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -18,15 +17,6 @@ def this_task() -> asyncio.Task[object]:
     task = asyncio.current_task()
     assert task is not None
     return task
-
-
-def later(turns: int, action: Callable[[], object]) -> None:
-    """Do ``action`` after so many turns of the loop (0: in the next one)."""
-    loop = asyncio.get_running_loop()
-    if turns:
-        loop.call_soon(later, turns - 1, action)
-    else:
-        loop.call_soon(action)
 
 
 def lose_now(lease: BaseLease, reason: LossReason = "taken") -> None:

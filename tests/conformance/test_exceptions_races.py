@@ -25,10 +25,10 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import BaseLease
 
 from ..conftest import MakeClient
-from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
+from ..support.body import FAST, assert_undisturbed, for_ever, later, lost_in
 from ..support.one_server import one_server_for_all as one_server_for_all
 from ..support.primitives import EVERY, Primitive, each, on_one_server
-from .exception_races import NAME, group_that_fails, later, lose_now, swallowed_cancellation, this_task
+from .exception_races import NAME, group_that_fails, lose_now, swallowed_cancellation, this_task
 
 Before: TypeAlias = Callable[[], Awaitable[None]]
 BEFORE: tuple[Before, ...] = (group_that_fails, swallowed_cancellation)

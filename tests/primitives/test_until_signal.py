@@ -17,7 +17,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import CoordinatorClosed
 from redis_sync_aio.types import Term
 
-from ..support.body import FAST, assert_undisturbed, for_ever, waits
+from ..support.body import FAST, assert_undisturbed, for_ever, later, waits
 from ..support.inside import now
 from ..support.programs import environment
 
@@ -196,14 +196,6 @@ def send() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def send_after(turns: int) -> None:
-    """Send the signal in a later turn of the loop."""
-    if turns:
-        asyncio.get_running_loop().call_soon(send_after, turns - 1)
-    else:
-        send()
-
-
 async def ends_the_program(main: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(SystemExit) as end:
         async with asyncio.timeout(30):
@@ -358,7 +350,7 @@ async def test_a_signal_any_number_of_turns_after_a_body_began(redis: Redis, wha
 
     async def main() -> None:
         async with Coordinator(redis) as sync, sync.until_signal(drain=DRAINS):
-            send_after(turns)
+            later(turns, send)
             await (nest(sync) if what == "inner locks" else sync.election("leader").run(lead))
 
     turns = 0

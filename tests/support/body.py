@@ -24,6 +24,15 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
+def later(turns: int, action: Callable[[], object]) -> None:
+    """Do ``action`` after so many turns of the loop (0: in the next one)."""
+    loop = asyncio.get_running_loop()
+    if turns:
+        loop.call_soon(later, turns - 1, action)
+    else:
+        loop.call_soon(action)
+
+
 def waits(lock: Exclusive | AsyncReadWriteLock, count: int = 1) -> Callable[[], Awaitable[bool]]:
     """Return a condition for `wait_until`: so many requests are queued, or tasks of this process behind them."""
 
